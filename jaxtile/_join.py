@@ -1,0 +1,169 @@
+"""The identity join: how operands with dims, or with axes, come to one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxtile._operators import Operators, is_operand
+from jaxtile.dims import Dim
+from jaxtile.errors import TileShapeError, TileTypeError, message
+from jaxtile.primitives.map import map_arrays
+
+
+def spell(dims: Sequence[Dim]) -> str:
+    """Dims as messages show them."""
+    return f"({', '.join(map(repr, dims))})"
+
+
+def distinct(op: str, dims: Sequence[Dim]) -> None:
+    """Refuse a dim that is given twice."""
+    if len(set(dims)) != len(dims):
+        raise TileShapeError(
+            message(
+                op,
+                expected="distinct dims",
+                got=spell(dims),
+                way_out="Make another Dim for the second axis.",
+            )
+        )
+
+
+def is_tile(value: Any) -> bool:
+    """True for a tile: the leaf test of pytrees of tiles."""
+    return isinstance(value, Operators)
+
+
+def lift_arrays(op: str, fn: Callable[..., Any], *values: Any) -> tuple[Any, Any]:
+    """`fn` of pytrees of tiles, arrays and Python scalars, as one elementwise op.
+
+    Without tiles, arrays broadcast by NumPy's rules; with tiles, by the identity join.
+    Returns the pytree of arrays, and the joined dims or None.
+    """
+    leaves, tree = jax.tree.flatten(values, is_leaf=is_tile)
+    for leaf in leaves:
+        if not is_operand(leaf):
+            raise TileTypeError(
+                message(
+                    op,
+                    expected="tiles, arrays and Python scalars",
+                    got=type(leaf).__name__,
+                    way_out="Convert it with jnp.asarray.",
+                )
+            )
+    if all(isinstance(leaf, bool | int | float) for leaf in leaves):
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
+    dims = join(op, [leaf for leaf in leaves if is_tile(leaf)])
+    arrays = [_placed(op, leaf, dims) for leaf in leaves]
+    shape = _broadcast_shape(op, arrays)
+    arrays = [
+        v if is_constant(v) else jnp.broadcast_to(v, shape)
+        for v in _settle_weak(arrays)
+    ]
+    return map_arrays(fn, *jax.tree.unflatten(tree, arrays), name=op), dims
+
+
+def is_constant(value: Any) -> bool:
+    # NumPy's float64 is a Python float, but its dtype counts.
+    return isinstance(value, bool | int | float) and not isinstance(value, np.generic)
+
+
+def join(op: str, tiles: Sequence[Any]) -> tuple[Dim, ...] | None:
+    """The dims that contain every other tile's dims; None without tiles."""
+    if not tiles:
+        return None
+    sizes: dict[Dim, int] = {}
+    for t in tiles:
+        check_rank(op, t)
+        for dim, size in zip(t.dims, t.shape, strict=True):
+            if sizes.setdefault(dim, size) != size:
+                raise TileShapeError(
+                    message(
+                        op,
+                        expected=f"one size for dim {dim!r}",
+                        got=f"{sizes[dim]} and {size}",
+                        way_out="Slice or pad with reindex so that the sizes agree; "
+                        "size 1 does not stretch.",
+                    )
+                )
+    widest = max((t.dims for t in tiles), key=len)
+    if set(widest) != set(sizes):
+        spelled = " and ".join(spell(t.dims) for t in tiles)
+        raise TileShapeError(
+            message(
+                op,
+                expected="one operand whose dims contain every other's",
+                got=spelled,
+                way_out="Say what you mean with broadcast, reshape or reindex; dims "
+                "are identities, equal labels do not suffice.",
+            )
+        )
+    return widest
+
+
+def check_rank(op: str, t: Any) -> None:
+    if t.array.ndim != len(t.dims):
+        raise TileShapeError(
+            message(
+                op,
+                expected=f"one axis for each of the dims {spell(t.dims)}",
+                got=f"an array of shape {t.shape}",
+                way_out="A tile does not cross vmap or scan's leading axis: map over "
+                "its array, and make the tile inside.",
+            )
+        )
+
+
+def _placed(op: str, value: Any, joined: tuple[Dim, ...] | None) -> Any:
+    """The operand's array with its axes in the order of the joined dims."""
+    if is_constant(value):
+        return value
+    if joined is None or np.ndim(getattr(value, "array", value)) == 0:
+        return value.array if is_tile(value) else jnp.asarray(value)
+    if not is_tile(value):
+        raise TileShapeError(
+            message(
+                op,
+                expected="tiles and scalars",
+                got=f"a tile and an array of shape {np.shape(value)}",
+                way_out="Name its axes with jaxtile.tile(array, dims), or use "
+                "broadcast, reshape or reindex.",
+            )
+        )
+    order = [value.dims.index(d) for d in joined if d in value.dims]
+    shape = [value.shape[value.dims.index(d)] if d in value.dims else 1 for d in joined]
+    return lax.transpose(value.array, order).reshape(shape)
+
+
+def _broadcast_shape(op: str, arrays: Sequence[Any]) -> tuple[int, ...]:
+    shapes = [np.shape(v) for v in arrays]
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise TileShapeError(
+            message(
+                op,
+                expected="shapes that broadcast by NumPy's rules",
+                got=" and ".join(map(str, shapes)),
+                way_out="Insert axes of size 1 where an operand should stretch.",
+            )
+        ) from None
+
+
+def _settle_weak(arrays: Sequence[Any]) -> list[Any]:
+    """Weakly typed arrays in the dtype of the others of their kind, as jax promotes."""
+    strong = [v for v in arrays if not (is_constant(v) or v.weak_type)]
+
+    def settle(v):
+        if is_constant(v) or not v.weak_type:
+            return v
+        kind = jnp.inexact if jnp.issubdtype(v.dtype, jnp.inexact) else jnp.integer
+        alike = [s.dtype for s in strong if jnp.issubdtype(s.dtype, kind)]
+        return v.astype(jnp.result_type(*alike)) if alike else v
+
+    return [settle(v) for v in arrays]

@@ -1,0 +1,199 @@
+"""Reducers: a combine function, what is known of it, and how values enter and leave it.
+
+A reducer works on a *state*, a pytree of scalars of possibly different dtypes:
+`merge(state, state)`, `lift(element) -> state`, `update(state, element)` (default
+`merge(s, lift(e))`), `update_right(element, state)` for right folds, and
+`finish(state) -> result`. The catalogue is in `jaxtile.catalogue`.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+
+from jaxtile.errors import TileTypeError, message
+
+
+class Provenance(enum.Enum):
+    """Where the knowledge of a law comes from."""
+
+    BUILTIN = "builtin"
+    DERIVED = "derived"
+    DECLARED = "declared"
+
+
+@dataclass(frozen=True)
+class Laws:
+    """Laws of a merge in exact arithmetic; what rounding may change is the policy's.
+
+    Args:
+        associative: merge(merge(a, b), c) = merge(a, merge(b, c)).
+        commutative: merge(a, b) = merge(b, a).
+        identity: the reducer's identity is neutral on both sides.
+        provenance: who says so.
+
+    Example:
+        >>> import jaxtile as jt
+        >>> jt.Laws(associative=True).commutative
+        False
+    """
+
+    associative: bool = False
+    commutative: bool = False
+    identity: bool = True
+    provenance: Provenance = Provenance.DECLARED
+
+
+def value_key(value: Any) -> Hashable:
+    """A key that is equal for values which compute the same thing.
+
+    Two functions from the same source line with equal closures get equal keys, so that a
+    reducer written inside a jitted function never causes a second trace.
+    """
+    if isinstance(value, types.FunctionType):
+        closure = tuple(
+            value_key(cell.cell_contents) for cell in value.__closure__ or ()
+        )
+        defaults = tuple(value_key(v) for v in value.__defaults__ or ())
+        return (value.__code__, id(value.__globals__), closure, defaults)
+    if isinstance(value, functools.partial):
+        keywords = tuple(sorted((k, value_key(v)) for k, v in value.keywords.items()))
+        return (value_key(value.func), tuple(map(value_key, value.args)), keywords)
+    if isinstance(value, float):
+        return ("float", value.hex())  # -0.0 == 0.0, NaN != NaN: compare the bits
+    if isinstance(value, tuple | list):
+        return (type(value), tuple(map(value_key, value)))
+    if isinstance(value, dict):
+        return (dict, tuple(sorted((k, value_key(v)) for k, v in value.items())))
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return (type(value), value)
+
+
+@dataclass(frozen=True, eq=False)
+class Reducer:
+    """A combine function with its identity, its laws, and its way in and out.
+
+    Args:
+        merge: `(state, state) -> state`, earlier contributions on the left.
+        identity: a pytree of scalars shaped like the state, a function from the state's
+            `jax.ShapeDtypeStruct`s to one, or None where there is none.
+        lift: `element -> state`; by default the element is the state.
+        update: `(state, element) -> state`; by default `merge(state, lift(element))`.
+        update_right: `(element, state) -> state` of right folds; by default
+            `merge(lift(element), state)`.
+        finish: `state -> result`; by default the state is the result.
+        laws: what is known of merge. Without it only folds are permitted.
+        name: for messages.
+        indexed: `lift` takes `(element, source_index)`.
+        exact_identity: merging the identity keeps every bit of the other side.
+        empty: as `identity`, the state of an empty fibre; None uses the identity;
+            `"error"` forbids empty fibres.
+
+    Raises:
+        TileTypeError: merge is not callable.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxtile as jt
+        >>> norm = jt.Reducer(
+        ...     merge=lambda a, b: a + b, identity=0.0, lift=lambda x: x * x,
+        ...     finish=jnp.sqrt, laws=jt.Laws(associative=True, commutative=True))
+        >>> print(jt.reduce(jnp.array([3.0, 4.0]), 0, norm))
+        5.0
+    """
+
+    merge: Callable[..., Any]
+    identity: Any = None
+    lift: Callable[..., Any] | None = None
+    update: Callable[..., Any] | None = None
+    update_right: Callable[..., Any] | None = None
+    finish: Callable[..., Any] | None = None
+    laws: Laws = field(default_factory=Laws)
+    name: str = ""
+    indexed: bool = False
+    exact_identity: bool = False
+    empty: Any = None
+    # What the derivative and native realisations may know; see catalogue.py.
+    tangent_merge: Callable[..., Any] | None = None
+    winner: Reducer | None = None
+    weights: Callable[..., Any] | None = None
+    native: str | None = None
+    variants: Callable[..., Reducer] | None = None
+
+    def __post_init__(self):
+        if not callable(self.merge):
+            raise TileTypeError(
+                message(
+                    "Reducer",
+                    expected="a callable merge(state, state)",
+                    got=repr(self.merge),
+                    way_out="Pass merge=lambda a, b: ...",
+                )
+            )
+
+    @functools.cached_property
+    def _key(self) -> Hashable:
+        names = self.__dataclass_fields__
+        return tuple(value_key(getattr(self, n)) for n in names if n != "variants")
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reducer) and self._key == other._key
+
+    def __repr__(self) -> str:
+        return self.name or f"Reducer({getattr(self.merge, '__name__', self.merge)})"
+
+    def __call__(self, *states: Any, **options: Any) -> Any:
+        """Merge two states elementwise, or pick a variant such as `argmax(ties="last")`.
+
+        Args:
+            *states: two states of arrays or tiles.
+            **options: options of the catalogue's reducer, given without states.
+
+        Returns:
+            The merged state, or the variant `Reducer`.
+
+        Raises:
+            TileTypeError: neither two states nor known options were given.
+        """
+        if not states and options and self.variants is not None:
+            return self.variants(**options)
+        if len(states) != 2 or options:
+            raise TileTypeError(
+                message(
+                    repr(self),
+                    expected="two states to merge",
+                    got=f"{len(states)} states and options {sorted(options)}",
+                    way_out=f"Call {self!r}(a, b), or pass it to reduce or scan.",
+                )
+            )
+        for leaf in jax.tree.leaves(states, is_leaf=lambda v: hasattr(v, "lift_map")):
+            if hasattr(leaf, "lift_map"):
+                return leaf.lift_map(self.merge, *states)
+        return self.merge(*states)
+
+    def named(self, name: str) -> Reducer:
+        """The same reducer under another name in messages.
+
+        Args:
+            name: the name to show.
+
+        Returns:
+            A new `Reducer`.
+
+        Example:
+            >>> import jaxtile as jt
+            >>> jt.add.named("total")
+            total
+        """
+        return replace(self, name=name)

@@ -1,0 +1,276 @@
+"""Tiles: arrays whose axes are named by dims, and how scalar functions lift to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxtile._join import distinct, lift_arrays, spell
+from jaxtile._operators import Operators
+from jaxtile.dims import Dim, IndexSet
+from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
+
+
+@jax.tree_util.register_pytree_node_class
+class Tile(Operators):
+    """One array and the dims of its axes; a pytree with the array as its only leaf.
+
+    Operators lift scalar functions. An operand that lacks a dim broadcasts along it,
+    provided one operand's dims contain the others'; the result has that operand's dims.
+    Make tiles with `jaxtile.tile`, which validates.
+
+    Args:
+        array: the values.
+        dims: one dim for each axis.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxtile as jt
+        >>> rows, cols = jt.dims("rows cols")
+        >>> x = jt.tile(jnp.array([[1, 2], [3, 4]]), (rows, cols))
+        >>> print((x + jt.tile(jnp.array([10, 20]), cols)).array)
+        [[11 22]
+         [13 24]]
+    """
+
+    __slots__ = ("array", "dims")
+
+    array: Any
+    dims: tuple[Dim, ...]
+
+    def __init__(self, array: Any, dims: tuple[Dim, ...]):
+        self.array, self.dims = array, dims
+
+    def tree_flatten(self):
+        return (self.array,), self.dims
+
+    @classmethod
+    def tree_unflatten(cls, dims, children):
+        # Transformations put placeholders here, so nothing is validated.
+        return cls(children[0], dims)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each dim."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the values."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many dims there are."""
+        return len(self.dims)
+
+    def dim(self, i: int) -> Dim:
+        """The dim of axis i.
+
+        Args:
+            i: an axis; negative ones count from the end.
+
+        Returns:
+            The `Dim`.
+
+        Raises:
+            TileShapeError: there is no such axis.
+        """
+        if not -self.ndim <= i < self.ndim:
+            raise TileShapeError(
+                message(
+                    "Tile.dim",
+                    expected=f"an axis in [{-self.ndim}, {self.ndim})",
+                    got=str(i),
+                    way_out=f"The dims are {spell(self.dims)}.",
+                )
+            )
+        return self.dims[i]
+
+    def domain(self, *dims: Dim) -> IndexSet:
+        """The set of coordinates of some dims.
+
+        Args:
+            *dims: dims of the tile; all of them if none is given.
+
+        Returns:
+            An `IndexSet` in the order given.
+
+        Raises:
+            TileShapeError: a dim is not one of the tile's, or is given twice.
+        """
+        dims = dims or self.dims
+        distinct("Tile.domain", dims)
+        return IndexSet(dims, tuple(self.shape[self._axis(d, "domain")] for d in dims))
+
+    def at(self, coordinate: Mapping[Dim, Any]) -> Tile:
+        """The values at one coordinate of some dims, which the result lacks.
+
+        Args:
+            coordinate: maps dims to integers or integer scalar arrays, as
+                `IndexSet.coordinate` returns. A traced index outside the dim reads the
+                nearest end.
+
+        Returns:
+            A `Tile` of the remaining dims.
+
+        Raises:
+            TileShapeError: a dim is not one of the tile's.
+            TileTypeError: an index is not an integer scalar.
+            TileValueError: a Python integer lies outside [0, size).
+
+        Example:
+            >>> import jax.numpy as jnp, jaxtile as jt
+            >>> rows, cols = jt.dims("rows cols")
+            >>> x = jt.tile(jnp.array([[1, 2], [3, 4]]), (rows, cols))
+            >>> print(x.at({rows: 1}).array)
+            [3 4]
+        """
+        array, left = self.array, list(self.dims)
+        for dim, index in coordinate.items():
+            size = self.shape[self._axis(dim, "at")]
+            _check_index(dim, index, size)
+            axis = left.index(dim)
+            index = jnp.asarray(index)
+            array = lax.dynamic_index_in_dim(array, index, axis, keepdims=False)
+            del left[axis]
+        return Tile(array, tuple(left))
+
+    def _axis(self, dim: Dim, method: str) -> int:
+        if dim not in self.dims:
+            raise TileShapeError(
+                message(
+                    f"Tile.{method}",
+                    expected=f"a dim of {spell(self.dims)}",
+                    got=f"{dim!r}, which is none of them",
+                    way_out="Dims are identities: equal labels do not suffice.",
+                )
+            )
+        return self.dims.index(dim)
+
+    def lift_map(self, fn: Callable[..., Any], *states: Any) -> Any:
+        """`fn` of pytrees of tiles and arrays, elementwise; reducers call it.
+
+        Args:
+            fn: a function of pytrees of scalars.
+            *states: pytrees of tiles, arrays and Python scalars.
+
+        Returns:
+            The pytree that fn returns, of tiles.
+
+        Raises:
+            TileShapeError: the dims do not join.
+            TileTypeError: a leaf is none of these.
+        """
+        return lift(getattr(fn, "__name__", "map").strip("_"), fn, *states)
+
+    def __repr__(self) -> str:
+        return f"Tile({self.array!r}, dims={spell(self.dims)})"
+
+    def __bool__(self) -> bool:
+        if self.dims:
+            raise TileTypeError(
+                message(
+                    "bool",
+                    expected="a tile without dims",
+                    got=f"dims {spell(self.dims)}",
+                    way_out="Comparisons are elementwise: reduce with logical_and or "
+                    "logical_or.",
+                )
+            )
+        return bool(self.array)
+
+
+def tile(array: Any, dims: Dim | Sequence[Dim]) -> Tile:
+    """An array with its axes named.
+
+    Args:
+        array: a jax or NumPy array, or a NumPy scalar, of any format.
+        dims: one distinct `Dim` for each axis, in axis order; a single one may stand
+            alone.
+
+    Returns:
+        The `Tile`.
+
+    Raises:
+        TileTypeError: array is not an array, or dims are not dims.
+        TileShapeError: the number of dims is not the rank, or a dim is given twice.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxtile as jt
+        >>> rows, cols = jt.dims("rows cols")
+        >>> jt.tile(jnp.zeros((2, 3)), (rows, cols)).domain(cols).shape
+        (3,)
+    """
+    named = (dims,) if isinstance(dims, Dim) else dims
+    if isinstance(named, str) or not all(isinstance(d, Dim) for d in named):
+        raise TileTypeError(
+            message(
+                "tile",
+                expected="dims made by jaxtile.Dim or jaxtile.dims",
+                got=repr(dims),
+                way_out='Write rows, cols = jaxtile.dims("rows cols").',
+            )
+        )
+    array, named = _as_array("tile", array), tuple(named)
+    if array.ndim != len(named):
+        raise TileShapeError(
+            message(
+                "tile",
+                expected=f"one dim for each axis of shape {array.shape}",
+                got=spell(named),
+                way_out="Name every axis.",
+            )
+        )
+    distinct("tile", named)
+    return Tile(array, named)
+
+
+def _as_array(op: str, value: Any) -> Any:
+    if not isinstance(value, jax.Array | np.ndarray | np.generic):
+        raise TileTypeError(
+            message(
+                op,
+                expected="an array",
+                got=type(value).__name__,
+                way_out="Convert it with jnp.asarray.",
+            )
+        )
+    return jnp.asarray(value)
+
+
+def _check_index(dim: Dim, index: Any, size: int) -> None:
+    integer = hasattr(index, "dtype") and jnp.issubdtype(index.dtype, jnp.integer)
+    if isinstance(index, bool) or not (integer or isinstance(index, int)):
+        got = f"{index!r} for {dim!r}"
+    elif np.ndim(index) != 0:
+        got = f"an array of shape {np.shape(index)} for {dim!r}"
+    else:
+        if isinstance(index, int | np.integer) and not 0 <= index < size:
+            raise TileValueError(
+                message(
+                    "Tile.at",
+                    expected=f"an index in [0, {size}) for {dim!r}",
+                    got=str(index),
+                    way_out="Negative indices do not wrap.",
+                )
+            )
+        return
+    raise TileTypeError(
+        message(
+            "Tile.at",
+            expected="an integer scalar for each dim",
+            got=got,
+            way_out="Use reindex or gather for many coordinates at once.",
+        )
+    )
+
+
+def lift(op: str, fn: Callable[..., Any], *values: Any) -> Any:
+    """`fn` of pytrees of tiles, arrays and Python scalars, as one elementwise op."""
+    out, dims = lift_arrays(op, fn, *values)
+    return out if dims is None else jax.tree.map(lambda v: Tile(v, dims), out)

@@ -1,0 +1,26 @@
+"""Lowerings of the primitives into Pallas kernels: one folder a backend."""
+
+from __future__ import annotations
+
+import importlib
+
+from jaxtile.pallas_lowering import _registry
+
+NAMES = ("mosaic_gpu", "triton", "tpu")
+
+
+def load_all() -> None:
+    """Import every backend; record why one cannot be imported.
+
+    A missing optional dependency of jax's own backend (absl for Mosaic GPU) leaves that
+    backend out, and `supports` says so.
+    """
+    for name in NAMES:
+        if name in _registry.BACKENDS or name in _registry.FAILED:
+            continue
+        try:
+            module = importlib.import_module(f"jaxtile.pallas_lowering.{name}")
+        except ImportError as error:
+            _registry.FAILED[name] = f"{name} cannot be imported: {error}"
+        else:
+            _registry.BACKENDS[name] = module.BACKEND

@@ -1,0 +1,88 @@
+"""`define`: the registrations that make a function a JAX primitive, in one call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxtile import _jax_private
+
+
+class Out(NamedTuple):
+    """An abstract output; `dims[i]` is the first operand's dimension it comes from."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    dims: tuple[int, ...]
+
+
+def define(
+    name: str,
+    *,
+    abstract: Callable[..., Sequence[Out]],
+    reference: Callable[..., list],
+    batch: Callable,
+    jvp: Callable | None = None,
+    transpose: Callable | None = None,
+) -> Primitive:
+    """A primitive with several results from its rules.
+
+    Args:
+        name: shown in jaxprs.
+        abstract: `(*avals, **params) -> [Out]`, with all validation.
+        reference: `(*arrays, platform, **params) -> [array]` in plain jax: it defines
+            the bits. `platform` is "cpu" or "" and may only choose among realisations
+            that the policy permits.
+        batch: `(args, dims, **params) -> (outs, out_dims)`.
+        jvp: `(primals, tangents, **params) -> (outs, tangents_out)`.
+        transpose: `(cotangents, *args, **params) -> [cotangent]`.
+
+    Returns:
+        The primitive.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+
+    @functools.lru_cache(maxsize=4096)
+    def jitted(params):
+        return jax.jit(functools.partial(primitive.bind, **dict(params)))
+
+    primitive.def_impl(
+        lambda *args, **params: jitted(tuple(sorted(params.items())))(*args)
+    )
+
+    def abstract_eval(*avals, **params):
+        spec = _jax_private.sharding_spec(avals[0])
+        return [
+            _jax_private.out_aval(
+                o.shape, o.dtype, [spec[d] if d >= 0 else None for d in o.dims], avals
+            )
+            for o in abstract(*avals, **params)
+        ]
+
+    primitive.def_abstract_eval(abstract_eval)
+    for platform in ("", "cpu"):
+        rule = _jax_private.lower_reference(
+            functools.partial(reference, platform=platform)
+        )
+        mlir.register_lowering(primitive, rule, platform=platform or None)
+    batching.primitive_batchers[primitive] = batch
+    if jvp is not None:
+        ad.primitive_jvps[primitive] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = transpose
+    REFERENCES[primitive] = reference
+    return primitive
+
+
+REFERENCES: dict[Primitive, Callable[..., list]] = {}
+
+
+def zero_tangent(value: Any) -> ad.Zero:
+    """The symbolic zero tangent of a value; float0 for integers."""
+    return ad.Zero(jax.typeof(value).to_tangent_aval())

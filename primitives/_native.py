@@ -1,0 +1,68 @@
+"""Reductions that XLA realises well, where the policy and the reducer permit them.
+
+Each entry gives the tree of one catalogue reducer over elements already in the
+accumulator's dtype. Nothing here is used under a policy that forbids regrouping.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxtile.primitives._fold import collapse
+
+
+def _add(x, axes):
+    # A named function, not lax.add: jax would swap in reduce_sum, whose +0.0 start
+    # loses the sign of a sum of -0.0.
+    zero = np.asarray(-0.0 if jnp.issubdtype(x.dtype, jnp.floating) else 0, x.dtype)
+    return lax.reduce(x, zero, lambda a, b: lax.add(a, b), axes)
+
+
+def _mul(x, axes):
+    return lax.reduce(x, np.asarray(1, x.dtype), lax.mul, axes)
+
+
+def _extreme(op, sign):
+    def run(x, axes):
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            worst = -sign * np.inf
+        elif x.dtype == bool:
+            worst = sign < 0
+        else:
+            info = jnp.iinfo(x.dtype)
+            worst = info.min if sign > 0 else info.max
+        return lax.reduce(x, np.asarray(worst, x.dtype), op, axes)
+
+    return run
+
+
+def _logaddexp(x, axes):
+    """max + log(sum(exp(x - max))): one exp an element, no pairwise logarithms."""
+    top = _extreme(lax.max, 1)(x, axes)
+    # An infinite maximum is the answer; inf - inf would be NaN.
+    finite = jnp.where(jnp.abs(top) == jnp.inf, jnp.zeros_like(top), top)
+    kept = [d for d in range(x.ndim) if d not in axes]
+    shift = lax.broadcast_in_dim(finite, x.shape, kept)
+    total = jnp.log(_add(jnp.exp(x - shift), axes))
+    return jnp.where(jnp.abs(top) == jnp.inf, top, total + finite)
+
+
+VALUES = {
+    "add": _add,
+    "mul": _mul,
+    "max": _extreme(lax.max, 1),
+    "min": _extreme(lax.min, -1),
+    "logaddexp": _logaddexp,
+}
+
+
+def argument(name, x, axes, index_dtype):
+    """The first extreme element and its source index; NaN wins, lowest index on ties."""
+    x = collapse(x, axes)
+    axis = x.ndim - 1
+    pick = lax.argmax if name == "argmax" else lax.argmin
+    index = pick(x, axis, index_dtype)
+    value = jnp.take_along_axis(x, index[..., None], axis, mode="clip")[..., 0]
+    return [value, index]

@@ -1,0 +1,120 @@
+"""The operands that reduce and scan share: elements, seed, mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxtile._jax_private import sharding_spec
+from jaxtile.errors import ContractError, TileShapeError, TileTypeError, message
+from jaxtile.policy import Kind, Policy, Transform
+from jaxtile.primitives._spec import Spec
+
+
+def unpack(spec: Spec, operands: Sequence, seeded: bool, masked: bool):
+    """Positional operands as (elements, init or None, mask or None)."""
+    n, k = spec.n_elements, len(spec.states) if seeded else 0
+    elements = list(operands[:n])
+    init = list(operands[n : n + k]) if seeded else None
+    return elements, init, operands[n + k] if masked else None
+
+
+def _check_laws(op: str, spec: Spec, policy: Policy) -> None:
+    laws = spec.reducer.laws
+    missing = []
+    if policy.kind in (Kind.TREE, Kind.FIXED) and not laws.associative:
+        missing.append("associative")
+    if policy.permits(Transform.PERMUTE) and not laws.commutative:
+        missing.append("commutative")
+    if missing:
+        fold = "fold_left"
+        other = f'"ordered_tree" or "{fold}"' if laws.associative else f'"{fold}"'
+        raise ContractError(
+            message(
+                op,
+                expected=f"a reducer with the laws {', '.join(missing)} under "
+                f"policy {policy}",
+                got=f"{spec.reducer!r} with {laws}",
+                way_out=f"Declare laws=Laws({missing[0]}=True, ...) if they hold, or "
+                f"use policy={other}.",
+            )
+        )
+
+
+def _check_shape(op: str, what: str, got: Any, want: tuple) -> None:
+    if tuple(got) != tuple(want):
+        raise TileShapeError(
+            message(
+                op,
+                expected=f"{what} of shape {tuple(want)}",
+                got=f"{tuple(got)}",
+                way_out="Broadcast it to that shape first.",
+            )
+        )
+
+
+def check_operands(op, spec, policy, elements, init, mask, kept, axes) -> None:
+    """Everything that reduce and scan demand of their operands.
+
+    Raises:
+        ContractError: the policy needs a law that the reducer lacks.
+        TileShapeError: shapes differ, or a reduced axis is sharded on an explicit mesh.
+        TileTypeError: the mask is not bool, or the seed's dtypes are not the state's.
+    """
+    _check_laws(op, spec, policy)
+    shape = elements[0].shape
+    for leaf in elements:
+        _check_shape(op, "element leaves", leaf.shape, shape)
+        found = sharding_spec(leaf)
+        sharded = [found[d] for d in axes if found[d] is not None]
+        if sharded:
+            raise TileShapeError(
+                message(
+                    op,
+                    expected=f"axes {tuple(axes)} not sharded",
+                    got=f"sharding {tuple(found)}",
+                    way_out="Reshard that axis first (jax.sharding.reshard), or combine "
+                    "per-device results in jax.shard_map.",
+                )
+            )
+    for leaf, dtype in zip(init or (), spec.states, strict=init is not None):
+        _check_shape(op, "init leaves", leaf.shape, tuple(shape[d] for d in kept))
+        if leaf.dtype != dtype:
+            raise TileTypeError(
+                message(
+                    op,
+                    expected=f"init leaves of the state's dtypes "
+                    f"{[d.name for d in spec.states]}",
+                    got=str(leaf.dtype),
+                    way_out="Cast init, or state acc_dtype=.",
+                )
+            )
+    if mask is not None:
+        _check_shape(op, "where", mask.shape, shape)
+        if mask.dtype != bool:
+            raise TileTypeError(
+                message(
+                    op,
+                    expected="a bool mask",
+                    got=str(mask.dtype),
+                    way_out="Pass where=mask != 0.",
+                )
+            )
+
+
+def batch_fibres(args: Sequence, dims: Sequence, params: dict, key: str) -> list:
+    """Every operand with the batch in front; the operands that lack it repeat."""
+    size = next(
+        a.shape[d]
+        for a, d in zip(args, dims, strict=True)
+        if d is not None
+    )
+    out = []
+    for a, d in zip(args, dims, strict=True):
+        if d is None:
+            out.append(jnp.broadcast_to(a, (size, *a.shape)))
+        else:
+            out.append(jnp.moveaxis(a, d, 0))
+    return out

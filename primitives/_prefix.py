@@ -1,0 +1,269 @@
+"""Reference realisations of prefix scans: every function returns inclusive states.
+
+A suffix or reverse scan is the prefix scan of the flipped sequence (the suffix with the
+merge's sides swapped), so that only one direction is written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxtile.primitives import _fold
+from jaxtile.primitives._scalar import as_closed, inner_jaxpr, trace
+from jaxtile.primitives._spec import Spec
+
+# Columns that one step of the row scan computes at once: a cache line of float32.
+_LINE = 16
+# Merges of at most this many operations are cheap enough to repeat across a line.
+_CHEAP = 8
+
+
+def _operations(jaxpr: Any) -> int:
+    count = 0
+    for eqn in as_closed(jaxpr)[0].eqns:
+        inner = inner_jaxpr(eqn)
+        heavy = eqn.primitive.name in ("exp", "log1p", "log", "div", "pow", "tanh")
+        count += _operations(inner) if inner is not None else 1 + 10 * heavy
+    return count
+
+
+def _is_cheap(spec: Spec) -> bool:
+    import jax
+
+    state = jax.tree.unflatten(spec.state_tree, list(range(len(spec.states))))
+    tree = jax.tree.structure((state, state))
+    return _operations(trace(spec.reducer.merge, tree, spec.states * 2)[0]) <= _CHEAP
+
+
+def _write(outs, state, i, axis):
+    return [
+        lax.dynamic_update_index_in_dim(o, s, i, axis)
+        for o, s in zip(outs, state, strict=True)
+    ]
+
+
+def _masked(outs: Sequence, valid, spec: Spec) -> list:
+    """Where nothing was seen yet, the empty value."""
+    if valid is None:
+        return list(outs)
+    return _fold.pick(valid, outs, spec.filler(outs[0].shape))
+
+
+def sequential(spec: Spec, elements, axis, init, mask, begin=None) -> list:
+    """The strict chain, one step an element, vectorised over everything else."""
+    shape = elements[0].shape
+    n, fibre = shape[axis], tuple(s for d, s in enumerate(shape) if d != axis)
+    state, valid = _fold.start(spec, fibre, init) if begin is None else begin
+    if valid is not None and mask is None and begin is None:
+        # The first element exists: peel it, and no step needs the flag.
+        state, valid = spec.lift(_fold.at(elements, 0, axis)), None
+        outs = [jnp.zeros(shape, d) for d in spec.states]
+        outs = _write(outs, state, 0, axis)
+        first = 1
+    else:
+        outs, first = [jnp.zeros(shape, d) for d in spec.states], 0
+
+    def body(i, carry):
+        state, valid, outs = carry
+        i = i + first
+        m = None if mask is None else _fold.at([mask], i, axis)[0]
+        state, valid = _fold.advance(
+            spec, state, valid, _fold.at(elements, i, axis), m
+        )
+        shown = _masked(state, valid, spec)
+        return state, valid, _write(outs, shown, i, axis)
+
+    return _fold.steps(n - first, body, (state, valid, outs), 4)[2]
+
+
+def by_lines(spec: Spec, elements, axis, init, mask, begin=None) -> list:
+    """The strict chain along the last axis, a line of columns at a time.
+
+    Column j of a line is the chain up to j, recomputed: line-wide arithmetic is cheaper
+    than stepping through memory one column at a time, and the order is the same.
+    """
+    shape = elements[0].shape
+    n, fibre = shape[axis], shape[:axis]
+    state, valid = _fold.start(spec, fibre, init) if begin is None else begin
+    width = min(_LINE, n)
+    outs = [jnp.zeros(shape, d) for d in spec.states]
+
+    def line(start, width, carry):
+        state, valid, outs = carry
+        block = [lax.dynamic_slice_in_dim(v, start, width, axis) for v in elements]
+        m = mask is not None and lax.dynamic_slice_in_dim(mask, start, width, axis)
+        column = lax.broadcasted_iota(np.int32, (*fibre, width), axis)
+        wide = [jnp.broadcast_to(s[..., None], column.shape) for s in state]
+        known = None if valid is None else jnp.broadcast_to(valid[..., None], column.shape)
+        for j in range(width):
+            e = [jnp.broadcast_to(v[..., j : j + 1], column.shape) for v in block]
+            here = None if mask is None else jnp.broadcast_to(m[..., j : j + 1], column.shape)
+            new, seen = _fold.advance(spec, wide, known, e, here)
+            wide = _fold.pick(column >= j, new, wide)
+            known = None if known is None else jnp.where(column >= j, seen, known)
+        shown = _masked(wide, known, spec)
+        outs = [
+            lax.dynamic_update_slice_in_dim(o, s, start, axis)
+            for o, s in zip(outs, shown, strict=True)
+        ]
+        state = [s[..., -1] for s in wide]
+        return state, None if known is None else known[..., -1], outs
+
+    carry = (state, valid, outs)
+    whole = n // width
+    carry = lax.fori_loop(0, whole, lambda k, c: line(k * width, width, c), carry)
+    if whole * width < n:
+        carry = line(whole * width, n - whole * width, carry)
+    return carry[2]
+
+
+def chain(spec: Spec, elements, axis, init, mask, platform, begin=None) -> list:
+    """The strict chain in the form that suits the layout."""
+    last = axis == elements[0].ndim - 1
+    if platform == "cpu" and last and elements[0].ndim > 1:
+        if _is_cheap(spec):
+            return by_lines(spec, elements, axis, init, mask, begin)
+        front = [jnp.moveaxis(v, axis, 0) for v in elements]
+        m = None if mask is None else jnp.moveaxis(mask, axis, 0)
+        outs = sequential(spec, front, 0, init, m, begin)
+        return [jnp.moveaxis(v, 0, axis) for v in outs]
+    return sequential(spec, elements, axis, init, mask, begin)
+
+
+def chunked(spec: Spec, elements, axis, init, mask, platform) -> list:
+    """Any grouping in source order: totals of chunks first, then chains side by side."""
+    shape = elements[0].shape
+    chunks = _fold.chunk_count(shape, axis)
+    if chunks == 1:
+        return chain(spec, elements, axis, init, mask, platform)
+    parts = _fold.split([*elements, *(() if mask is None else (mask,))], axis, chunks)
+    m = parts.pop() if mask is not None else None
+    totals, valid = _fold.fold(spec, parts, axis + 1, None, m)
+    if valid is not None and mask is None:
+        valid = None
+    before, known = _exclusive_totals(spec, totals, valid, init, axis)
+    outs = chain(spec, parts, axis + 1, None, m, platform, (before, known))
+    merged = [v.reshape(*v.shape[:axis], -1, *v.shape[axis + 2 :]) for v in outs]
+    return [lax.slice_in_dim(v, 0, shape[axis], axis=axis) for v in merged]
+
+
+def _exclusive_totals(spec, totals, valid, init, axis):
+    """The state before each chunk and whether there is one."""
+    shape = totals[0].shape
+    n, fibre = shape[axis], tuple(s for d, s in enumerate(shape) if d != axis)
+    if init is not None:
+        state, known = list(init), jnp.ones(fibre, bool)
+    else:
+        state, known = spec.filler(fibre), jnp.zeros(fibre, bool)
+        identity = spec.identity(fibre) if spec.starts_from_identity else None
+        state = identity or state
+
+    def body(i, carry):
+        state, known, outs, flags = carry
+        outs = _write(outs, state, i, axis)
+        flags = _write([flags], [known], i, axis)[0]
+        there = jnp.ones(fibre, bool) if valid is None else _fold.at([valid], i, axis)[0]
+        total = _fold.at(totals, i, axis)
+        state, known = _fold.join(spec, state, known, total, there)
+        return state, known, outs, flags
+
+    outs = [jnp.zeros(shape, d) for d in spec.states]
+    carry = (state, known, outs, jnp.zeros(shape, bool))
+    _, _, outs, flags = lax.fori_loop(0, n, body, carry)
+    if init is not None or spec.starts_from_identity:
+        return outs, None
+    return outs, flags
+
+
+def fixed(spec: Spec, elements, axis, init, mask) -> list:
+    """Prefix i: the left fold of the maximal aligned blocks of [0, i]; seed leftmost."""
+    ones = jnp.ones(elements[0].shape, bool)
+    # Prefix i is what comes before i + 1: one more block, which does not exist.
+    level = _pad([*spec.lift(elements), ones if mask is None else mask], 1, axis)
+    lefts = []
+    while level[-1].shape[axis] > 1:
+        left, right = (_every_other(_even(level, axis), k, axis) for k in (0, 1))
+        lefts.append((left, level[-1].shape[axis]))
+        states, valid = _fold.join(spec, left[:-1], left[-1], right[:-1], right[-1])
+        level = [*states, valid]
+    fibre = tuple(s for d, s in enumerate(elements[0].shape) if d != axis)
+    first = list(init) if init is not None else spec.filler(fibre)
+    before = [lax.expand_dims(v, (axis,)) for v in first]
+    before.append(jnp.full(before[0].shape, init is not None))
+    for left, n in reversed(lefts):
+        # before(left of pair p) = before(p); before(right of p) = before(p) . left.
+        states, valid = _fold.join(spec, before[:-1], before[-1], left[:-1], left[-1])
+        after = [*states, valid]
+        both = [_interleave(a, b, axis) for a, b in zip(before, after, strict=True)]
+        before = [lax.slice_in_dim(v, 0, n, axis=axis) for v in both]
+    n = elements[0].shape[axis]
+    *outs, seen = [lax.slice_in_dim(v, 1, n + 1, axis=axis) for v in before]
+    return _masked(outs, seen, spec)
+
+
+def _even(values, axis):
+    """An even number of blocks: the last may be one that does not exist."""
+    return _pad(values, values[0].shape[axis] % 2, axis)
+
+
+def _pad(values, count, axis):
+    width = [(0, 0, 0)] * values[0].ndim
+    width[axis] = (0, count, 0)
+    return [lax.pad(v, jnp.zeros((), v.dtype), width) for v in values]
+
+
+def _every_other(values, first, axis):
+    n = values[0].shape[axis]
+    return [lax.slice_in_dim(v, first, n, 2, axis) for v in values]
+
+
+def _interleave(a, b, axis):
+    pair = jnp.stack([a, b], axis + 1)
+    return pair.reshape(*a.shape[:axis], -1, *a.shape[axis + 1 :])
+
+
+def right_nested(spec: Spec, elements, axis, init, mask) -> list:
+    """Each prefix as its own right fold: n steps over all n prefixes at once.
+
+    The chains of different prefixes share nothing, so this is quadratic by definition.
+    """
+    shape = elements[0].shape
+    n = shape[axis]
+    state = valid = None
+    if init is not None:
+        state = [jnp.broadcast_to(lax.expand_dims(v, (axis,)), shape) for v in init]
+    elif spec.starts_from_identity:
+        state = spec.identity(shape)
+    else:
+        state, valid = spec.filler(shape), jnp.zeros(shape, bool)
+    row = lax.broadcasted_iota(np.int32, shape, axis)
+
+    def body(k, carry):
+        state, valid = carry
+        i = n - 1 - k
+        e = _fold.at(elements, i, axis)
+        wide = [jnp.broadcast_to(lax.expand_dims(v, (axis,)), shape) for v in e]
+        inside = row >= i
+        if mask is not None:
+            m = lax.expand_dims(_fold.at([mask], i, axis)[0], (axis,))
+            inside &= m
+        return _fold.advance(spec, state, valid, wide, inside, right=True)
+
+    state, valid = lax.fori_loop(0, n, body, (state, valid))
+    return _masked(state, valid, spec)
+
+
+def flip(values: Sequence | None, axis: int):
+    """Each array reversed along `axis`."""
+    return None if values is None else [lax.rev(v, (axis,)) for v in values]
+
+
+def swapped(spec: Spec) -> Spec:
+    """The spec whose merge takes the later contribution on the left."""
+    return replace(spec, swapped=not spec.swapped)

@@ -1,0 +1,161 @@
+"""Scalar functions evaluated on arrays with the arithmetic that the contract states.
+
+Compilers keep excess precision where they like: XLA computes a chain of bfloat16 ops in
+float32 and rounds once, and LLVM contracts a * b + c into one fused multiply-add,
+depending on how the code around it was fused. `evaluate` traces a function on scalars
+and replays it so that
+
+* every op with a float16 or bfloat16 result rounds that result, in every fusion;
+* a product is rounded before anything is added to it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from jaxtile.primitives.cast import cast_p
+from jaxtile.reducers import value_key
+
+# Results that are one of the operands, or exact: nothing to round.
+SELECTIONS = frozenset(
+    "select_n max min and or xor not eq ne lt le gt ge is_finite stop_gradient copy "
+    "broadcast_in_dim reshape squeeze".split()
+)
+_EXACT = SELECTIONS | {"neg", "abs", "sign", "clamp"}
+_PRODUCTS = frozenset({"mul", "integer_pow", "square", "pow"})
+_NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+
+
+def as_closed(jaxpr: Any) -> tuple[Jaxpr, list]:
+    """The jaxpr and constants of a Jaxpr or ClosedJaxpr."""
+    if isinstance(jaxpr, ClosedJaxpr):
+        return jaxpr.jaxpr, list(jaxpr.consts)
+    return jaxpr, []
+
+
+def inner_jaxpr(eqn) -> Any:
+    """The jaxpr that a call-like equation stands for, or None."""
+    if eqn.primitive.name in ("scan", "while", "cond"):
+        return None
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        if key in eqn.params:
+            return eqn.params[key]
+    return None
+
+
+class _Keyed:
+    """A callable that hashes by what it computes, to key the cache of traces."""
+
+    def __init__(self, fn: Callable):
+        self.fn, self.key = fn, value_key(fn)
+
+    def __hash__(self):
+        return hash(self.key)
+
+    def __eq__(self, other):
+        return self.key == other.key
+
+
+@functools.lru_cache(maxsize=4096)
+def _traced(keyed: _Keyed, tree, dtypes, x64):
+    args = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct((), d) for d in dtypes])
+    return jax.make_jaxpr(keyed.fn, return_shape=True)(*args)
+
+
+def trace(fn: Callable, tree, dtypes) -> tuple[ClosedJaxpr, Any]:
+    """The scalar jaxpr of `fn` and its output pytree of `ShapeDtypeStruct`s."""
+    x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    return _traced(_Keyed(fn), tree, tuple(map(np.dtype, dtypes)), x64)
+
+
+def _guard(product):
+    # A select that no compiler can fold stands between the product and an add, so that
+    # the two cannot become one fused multiply-add. optimization_barrier and
+    # reduce_precision do not hold on every jax line.
+    return jnp.where(product == product, product, jnp.full_like(product, jnp.nan))
+
+
+def _bind(eqn, values):
+    outs = eqn.primitive.bind(*values, **eqn.params)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def convert(x, dtype):
+    """`cast_p` where there is something to cast."""
+    x = jnp.asarray(x)
+    return x if x.dtype == dtype else cast_p.bind(x, dtype=np.dtype(dtype))[0]
+
+
+def _equation(eqn, values):
+    name = eqn.primitive.name
+    dtype = eqn.outvars[0].aval.dtype
+    if name == "convert_element_type":
+        return [convert(values[0], dtype)]
+    if dtype in _NARROW and name not in _EXACT:
+        wide = [
+            convert(v, jnp.float32) if jnp.asarray(v).dtype in _NARROW else v
+            for v in values
+        ]
+        return [convert(out, dtype) for out in _bind(eqn, wide)]
+    outs = _bind(eqn, values)
+    if name in _PRODUCTS and jnp.issubdtype(dtype, jnp.floating):
+        outs = [_guard(out) for out in outs]
+    return outs
+
+
+def _replay(jaxpr: Jaxpr, consts, args) -> list:
+    env: dict = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom):
+        if isinstance(atom, Literal):
+            return np.asarray(atom.val, atom.aval.dtype)  # pyright: ignore
+        return env[atom]
+
+    for eqn in jaxpr.eqns:
+        values = [read(v) for v in eqn.invars]
+        inner = inner_jaxpr(eqn)
+        if inner is None:
+            outs = _equation(eqn, values)
+        else:
+            outs = _replay(*as_closed(inner), values)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _over_arrays(fn: Callable, ndim: int) -> Callable:
+    for _ in range(ndim):
+        fn = jax.vmap(fn)
+    return fn
+
+
+def evaluate(fn: Callable, *args: Any) -> Any:
+    """`fn` of pytrees of equally shaped arrays, elementwise, in stated arithmetic."""
+    leaves, tree = jax.tree.flatten(args)
+    closed, out = trace(fn, tree, tuple(jnp.asarray(v).dtype for v in leaves))
+    jaxpr, consts = as_closed(closed)
+
+    def scalar(*values):
+        outs = _replay(jaxpr, consts, values)
+        return [jnp.asarray(o) for o in outs]
+
+    outs = _over_arrays(scalar, jnp.ndim(leaves[0]))(*leaves)
+    return jax.tree.unflatten(jax.tree.structure(out), outs)
+
+
+def elementwise(fn: Callable, *args: Any) -> Any:
+    """`fn` of pytrees of equally shaped arrays, elementwise, as jax differentiates it."""
+    leaves, tree = jax.tree.flatten(args)
+
+    def scalar(*values):
+        return fn(*jax.tree.unflatten(tree, values))
+
+    return _over_arrays(scalar, jnp.ndim(leaves[0]))(*leaves)

@@ -1,0 +1,193 @@
+r"""Derivatives of states: every scan's derivative is an affine scan.
+
+For y_i = update(y_(i-1), x_i) over the k float leaves of the state,
+
+    dy_i = A_i dy_(i-1) + B_i dx_i,   A_i = d update / d y,   B_i = d update / d x,
+
+a scan with `matrix_affine(k)` that is linear in dx. Its transpose is the affine scan in
+the other direction with A transposed and moved by one, so reverse mode and second
+derivatives need no further rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import ad
+
+from jaxtile.catalogue import logical_or, matrix_affine
+from jaxtile.policy import Policy, ordered_tree
+from jaxtile.primitives._scalar import convert, elementwise
+from jaxtile.primitives._spec import Spec, make_spec
+
+
+def is_float(dtype: Any) -> bool:
+    """True for dtypes that carry a tangent of their own."""
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+def is_zero(tangent: Any) -> bool:
+    """True for symbolic zeros and for the tangents of integers."""
+    return type(tangent) is ad.Zero or tangent.dtype == jax.dtypes.float0
+
+
+def float_tangent(primal: Any, tangent: Any) -> Any:
+    """An array for a float primal's tangent; float0 zeros for an integer's."""
+    if not is_float(primal.dtype):
+        return np.zeros(primal.shape, jax.dtypes.float0)
+    return jnp.zeros_like(primal) if is_zero(tangent) else tangent
+
+
+def _split(values: Sequence) -> tuple[list[int], list[int]]:
+    floats = [i for i, v in enumerate(values) if is_float(v.dtype)]
+    return floats, [i for i in range(len(values)) if i not in floats]
+
+
+def _float_jvp(fn: Callable, values: Sequence, tangents: Sequence) -> list:
+    """The tangents of fn's float outputs; integers are constants."""
+    floats, _ = _split(values)
+
+    def of_floats(*moving):
+        full = list(values)
+        for i, v in zip(floats, moving, strict=True):
+            full[i] = v
+        return [v for v in fn(full) if is_float(v.dtype)]
+
+    point = [values[i] for i in floats]
+    return jax.jvp(of_floats, point, [tangents[i] for i in floats])[1]
+
+
+def elementwise_jvp(fn: Callable, values: Sequence, tangents: Sequence) -> Any:
+    """The tangent of an elementwise function of float arrays with one result."""
+    run = lambda *args: elementwise(fn, *args)  # noqa: E731
+    return jax.jvp(run, tuple(values), tuple(tangents))[1]
+
+
+def finish_tangents(spec: Spec, state, dstate, finish: bool, out) -> list:
+    """Tangents of the outputs from those of the state's float leaves."""
+    floats, _ = _split(state)
+    full = [np.zeros(v.shape, jax.dtypes.float0) for v in state]
+    for i, d in zip(floats, dstate, strict=True):
+        full[i] = d
+
+    def outputs(leaves):
+        results = spec.finish(leaves, elementwise) if finish else list(leaves)
+        return [convert(v, d) for v, d in zip(results, out, strict=True)]
+
+    moving = iter(_float_jvp(outputs, state, full))
+    shape = state[0].shape
+    return [
+        next(moving) if is_float(d) else np.zeros(shape, jax.dtypes.float0) for d in out
+    ]
+
+
+def _safe(elements, mask):
+    # A masked element may hold NaN; 0 * NaN would reach the cotangent. One is inside the
+    # domain of every function that masks are used with.
+    if mask is None:
+        return list(elements)
+    return [jnp.where(mask, v, jnp.ones_like(v)) for v in elements]
+
+
+def shift_in(first: Any, rest: Any, axis: int) -> Any:
+    """`rest` moved one place along `axis`, with `first` in front."""
+    n = rest.shape[axis]
+    head = lax.expand_dims(first, (axis,))
+    return lax.concatenate([head, lax.slice_in_dim(rest, 0, n - 1, axis=axis)], axis)
+
+
+def _has_previous(init, mask, shape, axis):
+    """Where a state precedes position i; None means everywhere."""
+    if init is not None:
+        return None
+    from jaxtile.primitives.scan import bind_scan
+
+    if mask is None:
+        return lax.broadcasted_iota(np.int32, shape, axis) > 0
+    spec = make_spec(logical_or, jax.tree.structure(0), (bool,), None, None, "scan")
+    (seen,) = bind_scan(spec, [mask], None, None, axis=axis, policy=ordered_tree)
+    return shift_in(jnp.zeros_like(lax.index_in_dim(seen, 0, axis, False)), seen, axis)
+
+
+def _step(spec: Spec) -> Callable:
+    """update(state, element) as the derivative sees it."""
+    chosen = spec.reducer.tangent_merge
+    if chosen is None:
+        return lambda s, e: spec.update(s, e, elementwise)
+
+    def select(state, leaves):
+        # An elementwise choice of the earlier side on ties; swapped scans see it mirrored.
+        lifted = spec.lift(leaves, elementwise)
+        pair = (lifted[0], state[0]) if spec.swapped else (state[0], lifted[0])
+        return [elementwise(chosen, *pair)]
+
+    return select
+
+
+def prefix_tangents(spec, elements, init, mask, de, dz, axis) -> list:
+    """dy of every float leaf of the inclusive prefix states, along `axis`."""
+    from jaxtile.primitives.scan import raw_prefixes
+
+    y = raw_prefixes(spec, elements, init, mask, axis)
+    x = _safe(elements, mask)
+    lifted = spec.lift(x)
+    first = init or [lax.index_in_dim(v, 0, axis, False) for v in lifted]
+    before = [shift_in(f, v, axis) for f, v in zip(first, y, strict=True)]
+    present = _has_previous(init, mask, y[0].shape, axis)
+    if present is not None:
+        before = [jnp.where(present, b, v) for b, v in zip(before, lifted, strict=True)]
+    floats, _ = _split(y)
+    step = _step(spec)
+    columns = [_column(step, before, x, j, present) for j in floats]
+    u = _drive(spec, step, before, x, de, present)
+    if dz is not None:
+        dz = [dz[i] for i in floats]
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    return affine_scan(rows, u, dz, mask, axis, "prefix", ordered_tree)
+
+
+def _column(step, before, x, j, present):
+    """d update / d (float leaf j of the state), for every float leaf of the result."""
+    tangents = [
+        (jnp.ones_like if i == j else jnp.zeros_like)(b)
+        if is_float(b.dtype)
+        else np.zeros(b.shape, jax.dtypes.float0)
+        for i, b in enumerate(before)
+    ]
+    column = _float_jvp(lambda s: step(s, x), before, tangents)
+    if present is None:
+        return column
+    return [jnp.where(present, c, jnp.zeros_like(c)) for c in column]
+
+
+def _drive(spec, step, before, x, de, present):
+    """B_i dx_i: linear in the tangents."""
+    de = list(de) + [np.zeros(v.shape, jax.dtypes.float0) for v in x[len(de) :]]
+    u = _float_jvp(lambda e: step(before, e), x, de)
+    if present is None:
+        return u
+    lone = _float_jvp(lambda e: spec.lift(e, elementwise), x, de)
+    return [jnp.where(present, a, b) for a, b in zip(u, lone, strict=True)]
+
+
+def affine_scan(rows, u, init, mask, axis, direction, policy: Policy) -> list:
+    """h_i = A_i h_(i-1) + u_i for `rows` of A: a tile op linear in u and init."""
+    from jaxtile.primitives.scan import bind_scan
+
+    k = len(u)
+    reducer = matrix_affine(k)
+    leaves = [v for row in rows for v in row] + list(u)
+    tree = jax.tree.structure((((0,) * k,) * k, (0,) * k))
+    spec = make_spec(reducer, tree, [v.dtype for v in leaves], None, None, "scan")
+    if init is not None:
+        shape = init[0].shape
+        eye = [jnp.full(shape, i == j, u[i].dtype) for i in range(k) for j in range(k)]
+        init = eye + list(init)
+    return bind_scan(
+        spec, leaves, init, mask, axis=axis, policy=policy, direction=direction
+    )

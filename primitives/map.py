@@ -1,0 +1,293 @@
+"""map: one elementwise op whose scalar region is a function.
+
+    y[q] = fn(x0[q], ..., xn[q])     for every coordinate q
+
+All operands have one shape. Every op of the region on bfloat16 or float16 rounds its
+result, and no product fuses with the add after it: see `_scalar`. The derivative is
+
+    dy_j[q] = sum_i J_ji[q] dx_i[q],     J_ji = d fn_j / d x_i
+
+where J is another map of the operands, and the sum a `map_linear` of the tangents,
+which is closed under derivatives and transposition.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtile import _jax_private, formats
+from jaxtile.errors import NoDerivativeError, TileShapeError, TileTypeError, message
+from jaxtile.primitives._define import Out, define, zero_tangent
+from jaxtile.primitives._scalar import evaluate, trace
+from jaxtile.primitives.map_linear import (
+    batch_aligned,
+    has_tangent,
+    map_linear,
+    one_shape,
+)
+from jaxtile.reducers import value_key
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A function of scalars that hashes by what it computes.
+
+    Args:
+        fn: takes scalars, returns a pytree of scalars.
+        name: for messages and jaxprs.
+    """
+
+    fn: Callable[..., Any]
+    name: str = "map"
+
+    @functools.cached_property
+    def _key(self):
+        return value_key(self.fn)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Region) and self._key == other._key
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def map_arrays(fn: Callable[..., Any], *args: Any, name: str = "map") -> Any:
+    """Bind `map_p` for a function of pytrees.
+
+    Args:
+        fn: a function of pytrees of scalars. Scalars that it closes over, traced ones
+            too, become operands.
+        *args: pytrees of equally shaped arrays, at least one, and of Python scalars,
+            which become constants of the region.
+        name: for messages and jaxprs.
+
+    Returns:
+        The pytree that fn returns, of arrays.
+
+    Raises:
+        TileShapeError: fn returns something other than scalars, closes over a traced
+            array that is not a scalar, or the operands' shapes differ.
+        TileTypeError: a storage format, or no array at all.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    constants = tuple((v,) if isinstance(v, bool | int | float) else () for v in leaves)
+    arrays = [v for v, constant in zip(leaves, constants, strict=True) if not constant]
+    if not arrays:
+        raise TileTypeError(
+            message(
+                name,
+                expected="at least one array",
+                got=f"{len(leaves)} Python scalars",
+                way_out="Wrap one with jnp.asarray.",
+            )
+        )
+    call = functools.partial(_call, fn, tree, constants)
+    for v in arrays:
+        formats.require_arithmetic(v.dtype, name)
+    shape = arrays[0].shape
+    if _keeps_no_array(fn, set()):
+        order = jax.tree.structure(tuple(arrays))
+        _, out = trace(call, order, tuple(v.dtype for v in arrays))
+    else:
+        call, captured, out = _hoist(call, arrays, name)
+        arrays = [*(jnp.broadcast_to(c, shape) for c in captured), *arrays]
+    _check_results(out, name)
+    arrays = _jax_private.align_varying(arrays)
+    outs = map_p.bind(*arrays, region=Region(call, name))
+    return jax.tree.unflatten(jax.tree.structure(out), outs)
+
+
+def _call(fn, tree, constants, *scalars):
+    given = iter(scalars)
+    leaves = [c[0] if c else next(given) for c in constants]
+    return fn(*jax.tree.unflatten(tree, leaves))
+
+
+_STATELESS = frozenset("builtins jax jaxlib numpy ml_dtypes".split())
+
+
+def _keeps_no_array(value: Any, seen: set[int]) -> bool:
+    """True if a function surely holds no array, so that its trace may be cached."""
+    if id(value) in seen:
+        return True
+    seen.add(id(value))
+    if isinstance(value, jax.Array | np.ndarray):
+        return False
+    held: Any = None
+    if isinstance(value, types.FunctionType):
+        cells = [c.cell_contents for c in value.__closure__ or ()]
+        held = (*cells, *(value.__defaults__ or ()))
+        held += tuple((value.__kwdefaults__ or {}).values())
+    elif isinstance(value, functools.partial):
+        held = (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, tuple | list):
+        held = value
+    elif isinstance(value, dict):
+        held = value.values()
+    elif hasattr(value, "__wrapped__"):
+        held = (value.__wrapped__,)
+    elif isinstance(value, types.MethodType | types.BuiltinMethodType):
+        held = (value.__self__,)
+    if held is not None:
+        return all(_keeps_no_array(v, seen) for v in held)
+    return type(value).__module__.split(".")[0] in _STATELESS
+
+
+def _hoist(call, arrays, name):
+    """The region with the arrays that it closes over as leading operands."""
+    scalars = [jax.ShapeDtypeStruct((), v.dtype) for v in arrays]
+    closed, out = jax.make_jaxpr(call, return_shape=True)(*scalars)
+    captured, kept = [], []
+    for const in closed.consts:
+        lifted = jnp.ndim(const) == 0
+        kept.append(None if lifted else const)
+        if lifted:
+            captured.append(jnp.asarray(const))
+        elif isinstance(const, jax.core.Tracer):
+            raise TileShapeError(
+                message(
+                    name,
+                    expected="a function that closes over scalars",
+                    got=f"a traced array of shape {const.shape}",
+                    way_out="Pass it as an operand, or look it up with gather.",
+                )
+            )
+    replay = functools.partial(_replay, closed.jaxpr, tuple(kept), out)
+    return replay, captured, out
+
+
+def _replay(jaxpr, kept, out, *scalars):
+    given = iter(scalars)
+    consts = [next(given) if k is None else k for k in kept]
+    outs = jax.core.eval_jaxpr(jaxpr, consts, *given)
+    return jax.tree.unflatten(jax.tree.structure(out), outs)
+
+
+def _check_results(out, name):
+    for leaf in jax.tree.leaves(out):
+        if leaf.shape != ():
+            raise TileShapeError(
+                message(
+                    name,
+                    expected="a function from scalars to scalars",
+                    got=f"a result of shape {leaf.shape}",
+                    way_out="Return each component as its own scalar.",
+                )
+            )
+
+
+def _results(region, avals):
+    order = jax.tree.structure(tuple(avals))
+    closed, out = trace(region.fn, order, tuple(v.dtype for v in avals))
+    return closed, jax.tree.leaves(out)
+
+
+def _abstract(*avals, region):
+    for v in avals:
+        formats.require_arithmetic(v.dtype, region.name)
+    one_shape(avals, region.name)
+    _, outs = _results(region, avals)
+    for v in outs:
+        formats.require_arithmetic(v.dtype, region.name)
+    kept = tuple(range(avals[0].ndim))
+    return [Out(avals[0].shape, np.dtype(v.dtype), kept) for v in outs]
+
+
+def _reference(*arrays, region, platform=""):
+    return jax.tree.leaves(evaluate(region.fn, *arrays))
+
+
+def _jacobian(fn, name, floats, active, wanted, *scalars):
+    """The entries d fn_j / d x_i for float results j and active operands i."""
+    entries = {}
+    for i in active:
+
+        def along(v, i=i):
+            return jax.tree.leaves(fn(*scalars[:i], v, *scalars[i + 1 :]))
+
+        one = np.ones((), scalars[i].dtype)
+        try:
+            _, column = jax.jvp(along, (scalars[i],), (one,))
+        except TypeError as error:
+            if "custom_vjp" not in str(error):
+                raise
+            raise NoDerivativeError(
+                message(
+                    name,
+                    expected="a function with a forward derivative",
+                    got="one that defines only a jax.custom_vjp",
+                    way_out="Use jax.custom_jvp: map derives reverse mode from it.",
+                )
+            ) from error
+        entries.update({(j, i): column[j] for j in floats})
+    return [entries[key] for key in (wanted or entries)]
+
+
+def _constant_entries(fn, primals) -> dict[int, float]:
+    """The positions and values of results that depend on no operand."""
+    avals = tuple(jax.ShapeDtypeStruct((), v.dtype) for v in primals)
+    closed, _ = _results(Region(fn), avals)
+    jaxpr = closed.jaxpr
+    varying = {*jaxpr.invars, *jaxpr.constvars}
+    for eqn in jaxpr.eqns:
+        if any(v in varying for v in eqn.invars if not hasattr(v, "val")):
+            varying.update(eqn.outvars)
+    fixed = {k: float(v.val) for k, v in enumerate(jaxpr.outvars) if hasattr(v, "val")}
+    rest = [
+        k for k, v in enumerate(jaxpr.outvars) if k not in fixed and v not in varying
+    ]
+    if rest:
+        with jax.ensure_compile_time_eval():
+            values = evaluate(fn, *(jnp.zeros((), v.dtype) for v in avals))
+            fixed.update({k: float(values[k]) for k in rest})
+    return fixed
+
+
+def _jvp(primals, tangents, *, region):
+    outs = map_p.bind(*primals, region=region)
+    zeros = [zero_tangent(y) for y in outs]
+    active = tuple(i for i, t in enumerate(tangents) if has_tangent(t))
+    floats = tuple(j for j, y in enumerate(outs) if jnp.issubdtype(y.dtype, np.inexact))
+    if not active or not floats:
+        return outs, zeros
+    entries = functools.partial(_jacobian, region.fn, region.name, floats, active)
+    # A constant entry (of x + y, -x, 2x) costs no residual.
+    constant = _constant_entries(functools.partial(entries, ()), primals)
+    keys = [(j, i) for i in active for j in floats]
+    wanted = tuple(key for k, key in enumerate(keys) if k not in constant)
+    coefficients = []
+    if wanted:
+        jacobian = Region(functools.partial(entries, wanted), f"d_{region.name}")
+        coefficients = map_p.bind(*primals, region=jacobian)
+    rows = {j: n for n, j in enumerate(floats)}
+    columns = {i: n for n, i in enumerate(active)}
+    terms = [(rows[j], n, columns[i]) for n, (j, i) in enumerate(wanted)]
+    for k, value in constant.items():
+        if value != 0:
+            j, i = keys[k]
+            terms.append((rows[j], value, columns[i]))
+    dtypes = [outs[j].dtype for j in floats]
+    linear = map_linear(coefficients, [tangents[i] for i in active], terms, dtypes)
+    for j, dy in zip(floats, linear, strict=True):
+        zeros[j] = zeros[j] if dy is None else dy
+    return outs, zeros
+
+
+map_p = define(
+    "tile_map",
+    abstract=_abstract,
+    reference=_reference,
+    jvp=_jvp,
+    batch=lambda args, dims, **params: batch_aligned(map_p, args, dims, **params),
+)
