@@ -6,7 +6,7 @@ It hides what jax keeps private and what differs between 0.10.2, 0.11 and 0.12.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import core as _core
@@ -88,3 +88,97 @@ def _constrain(ctx, out, aval):
         return out
     value = out[0] if isinstance(out, (tuple, list)) else out
     return _mlir.lower_with_sharding_in_types(ctx, value, aval)
+
+
+def iota_like(like: Any, dtype: Any, axis: int):
+    """Positions along `axis`, sharded and varying as `like`."""
+    aval = _core.typeof(like)
+    sharding = aval.sharding if not aval.sharding.mesh.empty else None
+    place = jax.lax.broadcasted_iota(dtype, aval.shape, axis, out_sharding=sharding)
+    return align_varying([place, like])[0]
+
+
+class Hooks(NamedTuple):
+    """One Pallas backend's private table of rules.
+
+    Args:
+        register: `(primitive, rule, scratch_bytes)`: `rule(ctx, *args, **params)`, and
+            the shared memory that it uses in each warpgroup of a Mosaic GPU kernel.
+        trace: `fn -> rule`, where `fn(*values, **params) -> [value]` is plain jax.
+        knows: whether the backend has a rule for a primitive.
+    """
+
+    register: Callable[..., None]
+    trace: Callable[[Callable], Callable]
+    knows: Callable[[Any], bool]
+
+
+def triton() -> Hooks:
+    """The table of Pallas Triton."""
+    from jax._src.pallas.triton import lowering
+
+    def register(primitive, rule, scratch_bytes=0):
+        lowering.register_lowering(primitive)(rule)
+
+    def trace(fn):
+        return lowering.lower_fun(fn, multiple_results=True)
+
+    return Hooks(register, trace, lambda p: p in lowering.triton_lowering_rules)
+
+
+def tpu() -> Hooks:
+    """The table of Pallas TPU, for the TensorCore."""
+    from jax._src.pallas.mosaic import core, lowering
+
+    def register(primitive, rule, scratch_bytes=0):
+        lowering.register_lowering_rule(primitive)(rule)
+
+    rules = lowering.lowering_rules[core.CoreType.TC]
+    return Hooks(register, lowering.lower_fun, lambda p: p in rules)
+
+
+_MOST_WARPGROUPS = 8
+
+
+def mosaic_gpu() -> Hooks:
+    """The table of Pallas Mosaic GPU, in Lane and in Warpgroup semantics.
+
+    Shared memory is sized from the kernel's jaxpr before any rule runs, hence
+    `scratch_bytes`; that jaxpr does not say how many warpgroups there are, only whether
+    there are several.
+    """
+    from jax._src.pallas.mosaic_gpu import core, lowering
+    from jax.experimental.mosaic.gpu import LoweringSemantics
+
+    tables = [
+        lowering.mosaic_lowering_rules[k]
+        for k in (core.LANExWG_SEMANTICS, core.WGxWG_SEMANTICS)
+    ]
+
+    def register(primitive, rule, scratch_bytes=0):
+        def resources(ctx, *avals, **params):
+            most = 1 if ctx.axis_names.wg is None else _MOST_WARPGROUPS
+            return lowering.Resources(smem_scratch_bytes=most * scratch_bytes)
+
+        lowering._register_resource_estimator(primitive)(resources)
+        for semantics in LoweringSemantics:
+            lowering.register_lowering_rule(primitive, semantics)(rule)
+
+    def trace(fn):
+        # A list would be taken for one nested result.
+        return lowering._lower_fun(lambda *xs, **params: tuple(fn(*xs, **params)))
+
+    return Hooks(register, trace, lambda p: all(p in t for t in tables))
+
+
+def placed_like(value: Any, like: Any):
+    """`value` resharded as `like` where both have one shape on an explicit mesh.
+
+    A constant that vmap broadcasts has no sharding of its own.
+    """
+    want, have = _core.typeof(like), _core.typeof(value)
+    if want.sharding.mesh.empty or have.shape != want.shape:
+        return value
+    if have.sharding == want.sharding or not want.sharding.mesh.explicit_axes:
+        return value
+    return jax.sharding.reshard(value, want.sharding)

@@ -10,6 +10,8 @@ import contextvars
 from collections.abc import Iterator
 from typing import Any
 
+from jax.extend.core import Primitive
+
 from jaxtile.errors import TileValueError, UnsupportedOnBackend, message
 from jaxtile.pallas_lowering import NAMES, _registry
 
@@ -39,6 +41,15 @@ def whole_array_refusal(op: str, name: str) -> str | None:
         f"{name} has no whole-array kernel for {op} yet; the op lowers inside "
         "your own kernel bodies where the support table says so"
     )
+
+
+def kernel_refusal(
+    name: str, primitive: Primitive, *avals: Any, **params: Any
+) -> str | None:
+    """Why a backend does not lower a primitive inside its kernels, or None."""
+    if name in _registry.FAILED:
+        return _registry.FAILED[name]
+    return _registry.BACKENDS[name].why_not(primitive, *avals, **params)
 
 
 def choose(op: str, implementation: str | None, **params: Any) -> str:

@@ -83,9 +83,9 @@ def bitcast(x: Any, dtype: Any) -> Any:
         return Tile(bitcast(x.array, dtype), x.dims)
     x = _operand("bitcast", x)
     formats.format_of(x.dtype, "bitcast")
-    # jax would narrow 64 bits to the 32 that the op takes, and change the bits.
-    x = x if x.dtype.itemsize == 8 else jnp.asarray(x)
-    return bitcast_p.bind(x, dtype=dtype)[0]
+    # Without x64, jax would narrow 64 bits to the 32 that the op takes, and not refuse.
+    with jax.enable_x64(jax.config.jax_enable_x64 or x.dtype.itemsize == 8):  # pyright: ignore[reportAttributeAccessIssue]
+        return bitcast_p.bind(jnp.asarray(x), dtype=dtype)[0]
 
 
 def _operand(op: str, x: Any) -> Any:

@@ -9,20 +9,19 @@ derivative at -inf is 0.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtile.errors import ContractError, TileValueError, message
+from jaxtile.errors import TileValueError, message
 from jaxtile.reducers import Laws, Provenance, Reducer
 
-_MONOID = Laws(True, True, True, Provenance.BUILTIN)
-_ORDERED = Laws(True, False, True, Provenance.BUILTIN)
+MONOID = Laws(True, True, True, Provenance.BUILTIN)
+ORDERED = Laws(True, False, True, Provenance.BUILTIN)
 
 
-def _scalar(value, like):
+def scalar_like(value, like):
     return jnp.asarray(value, like.dtype)
 
 
@@ -32,26 +31,26 @@ def _is_float(like) -> bool:
 
 def _lowest(like):
     if _is_float(like):
-        return _scalar(-jnp.inf, like)
-    return _scalar(False if like.dtype == bool else jnp.iinfo(like.dtype).min, like)
+        return scalar_like(-jnp.inf, like)
+    return scalar_like(False if like.dtype == bool else jnp.iinfo(like.dtype).min, like)
 
 
 def _highest(like):
     if _is_float(like):
-        return _scalar(jnp.inf, like)
-    return _scalar(True if like.dtype == bool else jnp.iinfo(like.dtype).max, like)
+        return scalar_like(jnp.inf, like)
+    return scalar_like(True if like.dtype == bool else jnp.iinfo(like.dtype).max, like)
 
 
-def _zero_add(like):
-    return _scalar(-0.0 if _is_float(like) else 0, like)
+def negative_zero(like):
+    return scalar_like(-0.0 if _is_float(like) else 0, like)
 
 
-def _zero(like):
-    return _scalar(0, like)
+def zero_like(like):
+    return scalar_like(0, like)
 
 
-def _one(like):
-    return _scalar(1, like)
+def one_like(like):
+    return scalar_like(1, like)
 
 
 def _count_bool(x):
@@ -60,19 +59,19 @@ def _count_bool(x):
 
 add = Reducer(
     merge=lax.add,
-    identity=_zero_add,
+    identity=negative_zero,
     lift=_count_bool,
-    laws=_MONOID,
+    laws=MONOID,
     name="add",
     exact_identity=True,
-    empty=_zero,
+    empty=zero_like,
     native="add",
 )
 multiply = Reducer(
     merge=lax.mul,
-    identity=_one,
+    identity=one_like,
     lift=_count_bool,
-    laws=_MONOID,
+    laws=MONOID,
     name="multiply",
     exact_identity=True,
     native="mul",
@@ -98,11 +97,11 @@ def _min_number(a, b):
 
 
 def _nan_or_lowest(like):
-    return _scalar(jnp.nan, like) if _is_float(like) else _lowest(like)
+    return scalar_like(jnp.nan, like) if _is_float(like) else _lowest(like)
 
 
 def _nan_or_highest(like):
-    return _scalar(jnp.nan, like) if _is_float(like) else _highest(like)
+    return scalar_like(jnp.nan, like) if _is_float(like) else _highest(like)
 
 
 def _first_wins(sign, nan_wins, a, b):
@@ -163,7 +162,7 @@ def _extremum(name, merge, identity, sign, nan, native):
     return Reducer(
         merge=merge,
         identity=identity,
-        laws=_MONOID,
+        laws=MONOID,
         name=name,
         exact_identity=True,
         empty="error",
@@ -192,21 +191,21 @@ def _bits(name, merge, identity, lift=None):
         merge=merge,
         identity=identity,
         lift=lift,
-        laws=_MONOID,
+        laws=MONOID,
         name=name,
         exact_identity=True,
     )
 
 
 def _all_ones(like):
-    return _scalar(True, like) if like.dtype == bool else ~_zero(like)
+    return scalar_like(True, like) if like.dtype == bool else ~zero_like(like)
 
 
-logical_and = _bits("logical_and", jnp.logical_and, _one, _truth)
-logical_or = _bits("logical_or", jnp.logical_or, _zero, _truth)
+logical_and = _bits("logical_and", jnp.logical_and, one_like, _truth)
+logical_or = _bits("logical_or", jnp.logical_or, zero_like, _truth)
 bitwise_and = _bits("bitwise_and", jnp.bitwise_and, _all_ones)
-bitwise_or = _bits("bitwise_or", jnp.bitwise_or, _zero)
-bitwise_xor = _bits("bitwise_xor", jnp.bitwise_xor, _zero)
+bitwise_or = _bits("bitwise_or", jnp.bitwise_or, zero_like)
+bitwise_xor = _bits("bitwise_xor", jnp.bitwise_xor, zero_like)
 
 
 @jax.custom_jvp
@@ -238,157 +237,12 @@ def _logaddexp_jvp(primals, tangents):
 logaddexp = Reducer(
     merge=_logaddexp,
     identity=_lowest,
-    laws=_MONOID,
+    laws=MONOID,
     name="logaddexp",
     exact_identity=True,
     weights=softmax_weight,
     native="logaddexp",
 )
-
-
-class Moments(NamedTuple):
-    """Count, mean and sum of squared deviations, as Welford's method carries them."""
-
-    count: Any
-    mean: Any
-    m2: Any
-
-    def variance(self, ddof: int = 0):
-        """m2 / (count - ddof): never negative, NaN where nothing is left to divide by.
-
-        Args:
-            ddof: the degrees of freedom to subtract.
-
-        Returns:
-            The variance, in the state's dtype.
-
-        Example:
-            >>> import jax.numpy as jnp, jaxtile as jt
-            >>> m = jt.reduce(jnp.array([1.0, 2.0, 4.0]), 0, jt.welford)
-            >>> print(f"{m.variance(ddof=1):.4f}")
-            2.3333
-        """
-        left = self.count - ddof
-        return jnp.where(left > 0, self.m2 / jnp.where(left > 0, left, 1), jnp.nan)
-
-
-def _welford_lift(x):
-    return Moments(jnp.ones_like(x), x, jnp.zeros_like(x))
-
-
-def _welford_merge(a, b):
-    # Chan, Golub, LeVeque: Updating formulae and a pairwise algorithm (1979).
-    count = a.count + b.count
-    some = (a.count > 0) & (b.count > 0)
-    share = jnp.where(some, b.count, 0) / jnp.where(some, count, 1)
-    delta = jnp.where(some, b.mean - a.mean, 0)
-    mean = a.mean + delta * share
-    m2 = (a.m2 + b.m2) + (delta * delta) * (a.count * share)
-    left, right = b.count == 0, a.count == 0
-
-    def pick(x, y, both):
-        return jnp.where(left, x, jnp.where(right, y, both))
-
-    return Moments(count, pick(a.mean, b.mean, mean), pick(a.m2, b.m2, m2))
-
-
-def _each_zero(state):
-    return jax.tree.map(_zero, state)
-
-
-welford = Reducer(
-    merge=_welford_merge,
-    identity=_each_zero,
-    lift=_welford_lift,
-    laws=_MONOID,
-    name="welford",
-    exact_identity=True,
-)
-
-
-def _affine_merge(first, then):
-    (a, b), (c, d) = first, then
-    return c * a, c * b + d
-
-
-def _affine_identity(state):
-    a, b = state
-    return _one(a), _zero_add(b)
-
-
-def _second(state):
-    return state[1]
-
-
-affine = Reducer(
-    merge=_affine_merge,
-    identity=_affine_identity,
-    finish=_second,
-    laws=_ORDERED,
-    name="affine",
-    native="affine",
-)
-
-
-def _dot(row, column):
-    terms = [r * c for r, c in zip(row, column, strict=True)]
-    return functools.reduce(lambda x, y: x + y, terms)
-
-
-def _matrix_merge(first, then):
-    (a, b), (c, d) = first, then
-    columns = tuple(zip(*a, strict=True))
-    product_ = tuple(tuple(_dot(row, col) for col in columns) for row in c)
-    return product_, tuple(_dot(row, b) + e for row, e in zip(c, d, strict=True))
-
-
-def _matrix_identity(state):
-    a, b = state
-    eye = tuple(
-        tuple(_one(v) if i == j else _zero(v) for j, v in enumerate(row))
-        for i, row in enumerate(a)
-    )
-    return eye, tuple(map(_zero_add, b))
-
-
-def matrix_affine(k: int) -> Reducer:
-    """The recurrence h' = A h + b for vectors of k components.
-
-    An element is `(A, b)`: k rows of k arrays, and k arrays. It finishes to h.
-
-    Args:
-        k: the number of components, at least 1.
-
-    Returns:
-        An associative, non-commutative `Reducer`.
-
-    Raises:
-        TileValueError: k is below 1.
-
-    Example:
-        >>> import jax.numpy as jnp, jaxtile as jt
-        >>> one, x = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
-        >>> (h,) = jt.scan((((one,),), (x,)), 0, jt.matrix_affine(1))
-        >>> print(h)
-        [1. 3. 6.]
-    """
-    if k < 1:
-        raise TileValueError(
-            message(
-                "matrix_affine",
-                expected="k >= 1",
-                got=f"k={k}",
-                way_out="Pass the number of components of the state.",
-            )
-        )
-    return Reducer(
-        merge=_matrix_merge,
-        identity=_matrix_identity,
-        finish=_second,
-        laws=_ORDERED,
-        name=f"matrix_affine({k})",
-        native="matrix_affine",
-    )
 
 
 def _left(a, b):
@@ -402,131 +256,3 @@ def _right(a, b):
 _SELECT = Laws(True, False, False, Provenance.BUILTIN)
 first = Reducer(merge=_left, laws=_SELECT, name="first", empty="error")
 last = Reducer(merge=_right, laws=_SELECT, name="last", empty="error")
-
-
-def _identity_of(reducer, state):
-    if callable(reducer.identity):
-        return reducer.identity(state)
-    return jax.tree.map(lambda v, s: _scalar(v, s), reducer.identity, state)
-
-
-def product(*reducers: Reducer) -> Reducer:
-    """Independent reducers over a tuple of elements, in one pass.
-
-    Args:
-        *reducers: one reducer for each component of the element tuple.
-
-    Returns:
-        A `Reducer` whose laws are those that every component has.
-
-    Raises:
-        ContractError: a component takes the source index (argmax, argmin).
-
-    Example:
-        >>> import jax.numpy as jnp, jaxtile as jt
-        >>> x = jnp.array([3, 1, 2])
-        >>> low, high = jt.reduce((x, x), 0, jt.product(jt.minimum, jt.maximum))
-        >>> print(low, high)
-        1 3
-    """
-    for r in reducers:
-        if r.indexed:
-            raise ContractError(
-                message(
-                    "product",
-                    expected="components that do not take the source index",
-                    got=repr(r),
-                    way_out="Reduce with it in a call of its own.",
-                )
-            )
-
-    def merge(a, b):
-        return tuple(r.merge(x, y) for r, x, y in zip(reducers, a, b, strict=True))
-
-    def lift(element):
-        pairs = zip(reducers, element, strict=True)
-        return tuple(r.lift(e) if r.lift else e for r, e in pairs)
-
-    def identity(state):
-        return tuple(_identity_of(r, s) for r, s in zip(reducers, state, strict=True))
-
-    def finish(state):
-        pairs = zip(reducers, state, strict=True)
-        return tuple(r.finish(s) if r.finish else s for r, s in pairs)
-
-    return Reducer(
-        merge=merge,
-        identity=identity if all(r.identity is not None for r in reducers) else None,
-        lift=lift,
-        finish=finish,
-        laws=Laws(
-            all(r.laws.associative for r in reducers),
-            all(r.laws.commutative for r in reducers),
-            all(r.laws.identity for r in reducers),
-            Provenance.DERIVED,
-        ),
-        name=f"product({', '.join(map(repr, reducers))})",
-        exact_identity=all(r.exact_identity for r in reducers),
-        empty="error" if any(r.empty == "error" for r in reducers) else None,
-    )
-
-
-def segmented(reducer: Reducer) -> Reducer:
-    """The reducer restarted wherever a head flag is set.
-
-    An element is `(head, value)`; the state carries whether any head was seen.
-
-    Args:
-        reducer: the reducer of one segment.
-
-    Returns:
-        An associative, non-commutative `Reducer` that finishes to the segment's result.
-
-    Raises:
-        ContractError: the reducer takes the source index (argmax, argmin).
-
-    Example:
-        >>> import jax.numpy as jnp, jaxtile as jt
-        >>> head = jnp.array([True, False, True, False])
-        >>> print(jt.scan((head, jnp.arange(4)), 0, jt.segmented(jt.add)))
-        [0 1 2 5]
-    """
-    if reducer.indexed:
-        raise ContractError(
-            message(
-                "segmented",
-                expected="a reducer that does not take the source index",
-                got=repr(reducer),
-                way_out="Carry the index in the element.",
-            )
-        )
-
-    def merge(a, b):
-        (a_head, a_state), (b_head, b_state) = a, b
-        joined = reducer.merge(a_state, b_state)
-        state = jax.tree.map(lambda s, j: jnp.where(b_head, s, j), b_state, joined)
-        return jnp.logical_or(a_head, b_head), state
-
-    def lift(element):
-        head, value = element
-        return head != 0, reducer.lift(value) if reducer.lift else value
-
-    def identity(state):
-        head, inner = state
-        return _scalar(False, head), _identity_of(reducer, inner)
-
-    def finish(state):
-        return reducer.finish(state[1]) if reducer.finish else state[1]
-
-    return Reducer(
-        merge=merge,
-        identity=identity if reducer.identity is not None else None,
-        lift=lift,
-        finish=finish,
-        laws=Laws(
-            reducer.laws.associative, False, reducer.laws.identity, Provenance.DERIVED
-        ),
-        name=f"segmented({reducer!r})",
-        exact_identity=reducer.exact_identity,
-        empty=reducer.empty if reducer.empty == "error" else None,
-    )

@@ -195,7 +195,7 @@ def accumulator(dtype) -> np.dtype:
         float32 uint32
     """
     dtype = jnp.dtype(dtype)
-    if dtype == bool or dtype.itemsize >= 4:
+    if dtype.kind == "b" or dtype.itemsize >= 4:
         return dtype
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.dtype(jnp.float32)

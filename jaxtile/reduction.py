@@ -12,14 +12,13 @@ import numpy as np
 
 from jaxtile import backends, formats
 from jaxtile._jax_private import align_varying
-from jaxtile.catalogue import affine
+from jaxtile.composite import affine
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
 from jaxtile.policy import Policy, as_policy, ordered_tree, unordered_tree
+from jaxtile.primitives._bind import bind_reduce, bind_scan
 from jaxtile.primitives._scalar import convert
 from jaxtile.primitives._spec import Spec, make_spec
-from jaxtile.primitives.reduce import bind_reduce
-from jaxtile.primitives.scan import bind_scan
 from jaxtile.reducers import Reducer
 from jaxtile.tile import Tile
 
@@ -159,7 +158,7 @@ def _seed(op, spec: Spec, init: Any, shape) -> list | None:
     for leaf, dtype in zip(leaves, spec.states, strict=True):
         array = jnp.asarray(leaf)
         if not np.can_cast(array.dtype, dtype, "same_kind") and not (
-            jax.dtypes.issubdtype(array.dtype, np.integer)
+            jnp.issubdtype(array.dtype, jnp.integer)
             and np.array(leaf).ndim == 0
             and jnp.issubdtype(dtype, jnp.floating)
         ):
@@ -216,7 +215,9 @@ def _out_dtypes(op, spec: Spec, out_dtype: Any) -> tuple:
         return spec.results
     leaves, tree = jax.tree.flatten(out_dtype, is_leaf=lambda v: v is None)
     if tree == spec.result_tree and len(leaves) > 1:
-        wanted = [r if d is None else d for d, r in zip(leaves, spec.results, strict=True)]
+        wanted = [
+            r if d is None else d for d, r in zip(leaves, spec.results, strict=True)
+        ]
     else:
         wanted = [
             out_dtype if _kind(r) == _kind(out_dtype) or len(spec.results) == 1 else r
@@ -424,7 +425,9 @@ def scan(
     prefixes = _retile(spec.result_tree, leaves[:k], dims)
     if not return_final:
         return prefixes
-    rest = None if dims is None else tuple(d for i, d in enumerate(dims) if i != axes[0])
+    rest = (
+        None if dims is None else tuple(d for i, d in enumerate(dims) if i != axes[0])
+    )
     return prefixes, _retile(spec.state_tree, leaves[k:], rest)
 
 

@@ -120,7 +120,7 @@ class Tile(Operators):
 
         Raises:
             TileShapeError: a dim is not one of the tile's.
-            TileTypeError: an index is not an integer scalar.
+            TileTypeError: coordinate is no mapping, or an index no integer scalar.
             TileValueError: a Python integer lies outside [0, size).
 
         Example:
@@ -130,6 +130,15 @@ class Tile(Operators):
             >>> print(x.at({rows: 1}).array)
             [3 4]
         """
+        if not isinstance(coordinate, Mapping):
+            raise TileTypeError(
+                message(
+                    "Tile.at",
+                    expected="a mapping from dims to integers",
+                    got=type(coordinate).__name__,
+                    way_out="Write x.at({rows: 1}).",
+                )
+            )
         array, left = self.array, list(self.dims)
         for dim, index in coordinate.items():
             size = self.shape[self._axis(dim, "at")]
@@ -207,7 +216,8 @@ def tile(array: Any, dims: Dim | Sequence[Dim]) -> Tile:
         (3,)
     """
     named = (dims,) if isinstance(dims, Dim) else dims
-    if isinstance(named, str) or not all(isinstance(d, Dim) for d in named):
+    sequence = isinstance(named, Sequence) and not isinstance(named, str)
+    if not (sequence and all(isinstance(d, Dim) for d in named)):
         raise TileTypeError(
             message(
                 "tile",

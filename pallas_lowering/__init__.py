@@ -21,6 +21,8 @@ def load_all() -> None:
         try:
             module = importlib.import_module(f"jaxtile.pallas_lowering.{name}")
         except ImportError as error:
-            _registry.FAILED[name] = f"{name} cannot be imported: {error}"
+            _registry.FAILED[name] = (
+                f"{name} cannot be imported: {error}; install what it misses"
+            )
         else:
             _registry.BACKENDS[name] = module.BACKEND

@@ -1,19 +1,20 @@
 """The one table of what each backend does with each primitive, and why it refuses.
 
 A backend lowers a primitive inside kernel bodies by a rule of its own
-(`@BACKEND.lowers`), by tracing the reference (`BACKEND.via_reference`), or refuses it
-with a sentence (`BACKEND.refuses`): there is no third state. The predicate that guards a
-rule is the one that `supports`, `explain` and the support table ask.
+(`@BACKEND.lowers`), by tracing plain jax (`@BACKEND.traces`), or refuses it with a
+sentence (`BACKEND.refuses`): there is no third state. The predicate that guards a rule
+is the one that `supports`, `explain` and the support table ask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from jax.extend.core import Primitive
 
+from jaxtile._jax_private import Hooks
 from jaxtile.errors import UnsupportedOnBackend
 
 
@@ -27,32 +28,40 @@ class Backend:
 
     Args:
         name: "triton", "mosaic_gpu" or "tpu".
-        register: `(primitive, rule)`: the backend's own registration.
-        via_reference: `fn -> rule` that traces a function of plain jax in the kernel.
+        hooks: its private table in jax.
     """
 
     name: str
-    register: Callable[[Primitive, Callable], None]
-    trace: Callable[[Callable], Callable]
+    hooks: Hooks
     refusals: dict[Primitive, Callable] = field(default_factory=dict)
 
-    def _guarded(self, primitive: Primitive, rule: Callable, refuse: Callable):
+    def fail(self, primitive: Primitive, reason: str) -> NoReturn:
+        """Refuse, for a reason that only the rule itself can see.
+
+        Raises:
+            UnsupportedOnBackend: always.
+        """
+        raise UnsupportedOnBackend(
+            f"{primitive.name} in a {self.name} kernel: {reason}"
+        )
+
+    def _guarded(self, primitive, rule, refuse, scratch_bytes=0):
         def checked(ctx, *args, **params):
             reason = refuse(*ctx.avals_in, **params)
             if reason is not None:
-                raise UnsupportedOnBackend(
-                    f"{primitive.name} in a {self.name} kernel: {reason}"
-                )
+                self.fail(primitive, reason)
             return rule(ctx, *args, **params)
 
         self.refusals[primitive] = refuse
-        self.register(primitive, checked)
+        self.hooks.register(primitive, checked, scratch_bytes)
 
-    def lowers(self, primitive: Primitive, refuse: Callable = _never) -> Callable:
+    def lowers(
+        self, primitive: Primitive, refuse: Callable = _never, scratch_bytes: int = 0
+    ) -> Callable:
         """Decorate `(ctx, *args, **params)`, the backend's rule for a primitive."""
 
         def register(rule):
-            self._guarded(primitive, rule, refuse)
+            self._guarded(primitive, rule, refuse, scratch_bytes)
             return rule
 
         return register
@@ -61,7 +70,7 @@ class Backend:
         """Decorate `(*values, **params) -> [value]`: plain jax that lowers here."""
 
         def register(fn):
-            self._guarded(primitive, self.trace(fn), refuse)
+            self._guarded(primitive, self.hooks.trace(fn), refuse)
             return fn
 
         return register

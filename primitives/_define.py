@@ -21,8 +21,15 @@ class Out(NamedTuple):
     dims: tuple[int, ...]
 
 
+def new_primitive(name: str) -> Primitive:
+    """A primitive with several results, still without rules."""
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    return primitive
+
+
 def define(
-    name: str,
+    primitive: Primitive | str,
     *,
     abstract: Callable[..., Sequence[Out]],
     reference: Callable[..., list],
@@ -30,10 +37,10 @@ def define(
     jvp: Callable | None = None,
     transpose: Callable | None = None,
 ) -> Primitive:
-    """A primitive with several results from its rules.
+    """Give a primitive its rules.
 
     Args:
-        name: shown in jaxprs.
+        primitive: the primitive, or the name of a new one, shown in jaxprs.
         abstract: `(*avals, **params) -> [Out]`, with all validation.
         reference: `(*arrays, platform, **params) -> [array]` in plain jax: it defines
             the bits. `platform` is "cpu" or "" and may only choose among realisations
@@ -45,12 +52,13 @@ def define(
     Returns:
         The primitive.
     """
-    primitive = Primitive(name)
-    primitive.multiple_results = True
+    if isinstance(primitive, str):
+        primitive = new_primitive(primitive)
+    bind = primitive.bind
 
     @functools.lru_cache(maxsize=4096)
     def jitted(params):
-        return jax.jit(functools.partial(primitive.bind, **dict(params)))
+        return jax.jit(functools.partial(bind, **dict(params)))
 
     primitive.def_impl(
         lambda *args, **params: jitted(tuple(sorted(params.items())))(*args)

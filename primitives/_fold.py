@@ -66,9 +66,7 @@ def steps(n: int, body, carry, unroll: int = 1):
 
 def advance(spec: Spec, state, valid, element, mask, right=False):
     """One step of a fold: update, start, or skip."""
-    new = (
-        spec.update_right(element, state) if right else spec.update(state, element)
-    )
+    new = spec.update_right(element, state) if right else spec.update(state, element)
     if valid is not None:
         new = pick(valid, new, spec.lift(element))
         valid = jnp.ones_like(valid) if mask is None else valid | mask
@@ -77,14 +75,16 @@ def advance(spec: Spec, state, valid, element, mask, right=False):
     return new, valid
 
 
-def start(spec: Spec, shape: Sequence[int], init: Sequence | None):
-    """The state before the first step, and its validity (None: it exists)."""
+def start(spec: Spec, shape: Sequence[int], init: Sequence | None, masked: bool):
+    """The state before the first step, and its validity (None: it exists).
+
+    A mask may leave nothing, whose value is not the identity where the two differ in
+    bits: the empty float sum is +0.0, its identity -0.0.
+    """
     if init is not None:
         return list(init), None
-    if spec.starts_from_identity:
-        identity = spec.identity(shape)
-        assert identity is not None  # starts_from_identity checked it
-        return identity, None
+    if spec.has_update or (spec.starts_from_identity and not masked):
+        return spec.identity(shape), None
     return spec.filler(shape), jnp.zeros(tuple(shape), bool)
 
 
@@ -99,7 +99,7 @@ def fold(spec, elements, axis, init, mask, right=False):
         m = None if mask is None else at([mask], i, axis)[0]
         return advance(spec, state, valid, at(elements, i, axis), m, right)
 
-    return steps(n, body, start(spec, shape, init), _UNROLL)
+    return steps(n, body, start(spec, shape, init, mask is not None), _UNROLL)
 
 
 def tree(spec: Spec, states: Sequence, valid, axis: int) -> tuple[list, Any]:
@@ -168,3 +168,15 @@ def collapse(leaf: jax.Array, axes: Sequence[int]) -> jax.Array:
     kept = [d for d in range(leaf.ndim) if d not in axes]
     moved = lax.transpose(leaf, (*kept, *axes))
     return moved.reshape(*(leaf.shape[d] for d in kept), -1) if len(axes) > 1 else moved
+
+
+def shift_in(first: Any, rest: Any, axis: int) -> Any:
+    """`rest` moved one place along `axis`, with `first` in front."""
+    n = rest.shape[axis]
+    head = lax.expand_dims(first, (axis,))
+    return lax.concatenate([head, lax.slice_in_dim(rest, 0, n - 1, axis=axis)], axis)
+
+
+def nothing(spec: Spec, init: Sequence | None, fibre: Sequence[int]) -> list:
+    """The state of no contributions at all: the seed, else the empty value."""
+    return list(init) if init is not None else spec.filler(fibre)

@@ -13,7 +13,9 @@ from jaxtile.policy import Kind, Policy, Transform
 from jaxtile.primitives._spec import Spec
 
 
-def unpack(spec: Spec, operands: Sequence, seeded: bool, masked: bool):
+def unpack(
+    spec: Spec, operands: Sequence, seeded: bool, masked: bool
+) -> tuple[list, Any, Any]:
     """Positional operands as (elements, init or None, mask or None)."""
     n, k = spec.n_elements, len(spec.states) if seeded else 0
     elements = list(operands[:n])
@@ -106,11 +108,7 @@ def check_operands(op, spec, policy, elements, init, mask, kept, axes) -> None:
 
 def batch_fibres(args: Sequence, dims: Sequence, params: dict, key: str) -> list:
     """Every operand with the batch in front; the operands that lack it repeat."""
-    size = next(
-        a.shape[d]
-        for a, d in zip(args, dims, strict=True)
-        if d is not None
-    )
+    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     out = []
     for a, d in zip(args, dims, strict=True):
         if d is None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -34,8 +35,6 @@ def _operations(jaxpr: Any) -> int:
 
 
 def _is_cheap(spec: Spec) -> bool:
-    import jax
-
     state = jax.tree.unflatten(spec.state_tree, list(range(len(spec.states))))
     tree = jax.tree.structure((state, state))
     return _operations(trace(spec.reducer.merge, tree, spec.states * 2)[0]) <= _CHEAP
@@ -59,7 +58,7 @@ def sequential(spec: Spec, elements, axis, init, mask, begin=None) -> list:
     """The strict chain, one step an element, vectorised over everything else."""
     shape = elements[0].shape
     n, fibre = shape[axis], tuple(s for d, s in enumerate(shape) if d != axis)
-    state, valid = _fold.start(spec, fibre, init) if begin is None else begin
+    state, valid = begin or _fold.start(spec, fibre, init, mask is not None)
     if valid is not None and mask is None and begin is None:
         # The first element exists: peel it, and no step needs the flag.
         state, valid = spec.lift(_fold.at(elements, 0, axis)), None
@@ -73,13 +72,32 @@ def sequential(spec: Spec, elements, axis, init, mask, begin=None) -> list:
         state, valid, outs = carry
         i = i + first
         m = None if mask is None else _fold.at([mask], i, axis)[0]
-        state, valid = _fold.advance(
-            spec, state, valid, _fold.at(elements, i, axis), m
-        )
+        state, valid = _fold.advance(spec, state, valid, _fold.at(elements, i, axis), m)
         shown = _masked(state, valid, spec)
         return state, valid, _write(outs, shown, i, axis)
 
     return _fold.steps(n - first, body, (state, valid, outs), 4)[2]
+
+
+def _line(spec: Spec, block, mask, state, valid):
+    """The chain over a few last-axis columns: every column computes all before it."""
+    shape = block[0].shape
+    axis = len(shape) - 1
+    column = lax.broadcasted_iota(np.int32, shape, axis)
+
+    def widen(v, j=None):
+        v = v[..., None] if j is None else lax.slice_in_dim(v, j, j + 1, axis=axis)
+        return jnp.broadcast_to(v, shape)
+
+    wide = [widen(s) for s in state]
+    known = None if valid is None else widen(valid)
+    for j in range(shape[-1]):
+        here = None if mask is None else widen(mask, j)
+        element = [widen(v, j) for v in block]
+        new, seen = _fold.advance(spec, wide, known, element, here)
+        wide = _fold.pick(column >= j, new, wide)
+        known = None if known is None else jnp.where(column >= j, seen, known)
+    return wide, known
 
 
 def by_lines(spec: Spec, elements, axis, init, mask, begin=None) -> list:
@@ -89,24 +107,17 @@ def by_lines(spec: Spec, elements, axis, init, mask, begin=None) -> list:
     than stepping through memory one column at a time, and the order is the same.
     """
     shape = elements[0].shape
-    n, fibre = shape[axis], shape[:axis]
-    state, valid = _fold.start(spec, fibre, init) if begin is None else begin
+    n = shape[axis]
+    state, valid = begin or _fold.start(spec, shape[:axis], init, mask is not None)
     width = min(_LINE, n)
-    outs = [jnp.zeros(shape, d) for d in spec.states]
 
     def line(start, width, carry):
         state, valid, outs = carry
         block = [lax.dynamic_slice_in_dim(v, start, width, axis) for v in elements]
-        m = mask is not None and lax.dynamic_slice_in_dim(mask, start, width, axis)
-        column = lax.broadcasted_iota(np.int32, (*fibre, width), axis)
-        wide = [jnp.broadcast_to(s[..., None], column.shape) for s in state]
-        known = None if valid is None else jnp.broadcast_to(valid[..., None], column.shape)
-        for j in range(width):
-            e = [jnp.broadcast_to(v[..., j : j + 1], column.shape) for v in block]
-            here = None if mask is None else jnp.broadcast_to(m[..., j : j + 1], column.shape)
-            new, seen = _fold.advance(spec, wide, known, e, here)
-            wide = _fold.pick(column >= j, new, wide)
-            known = None if known is None else jnp.where(column >= j, seen, known)
+        m = None
+        if mask is not None:
+            m = lax.dynamic_slice_in_dim(mask, start, width, axis)
+        wide, known = _line(spec, block, m, state, valid)
         shown = _masked(wide, known, spec)
         outs = [
             lax.dynamic_update_slice_in_dim(o, s, start, axis)
@@ -115,7 +126,7 @@ def by_lines(spec: Spec, elements, axis, init, mask, begin=None) -> list:
         state = [s[..., -1] for s in wide]
         return state, None if known is None else known[..., -1], outs
 
-    carry = (state, valid, outs)
+    carry = (state, valid, [jnp.zeros(shape, d) for d in spec.states])
     whole = n // width
     carry = lax.fori_loop(0, whole, lambda k, c: line(k * width, width, c), carry)
     if whole * width < n:
@@ -147,13 +158,13 @@ def chunked(spec: Spec, elements, axis, init, mask, platform) -> list:
     totals, valid = _fold.fold(spec, parts, axis + 1, None, m)
     if valid is not None and mask is None:
         valid = None
-    before, known = _exclusive_totals(spec, totals, valid, init, axis)
+    before, known = _exclusive_totals(spec, totals, valid, init, axis, mask is None)
     outs = chain(spec, parts, axis + 1, None, m, platform, (before, known))
     merged = [v.reshape(*v.shape[:axis], -1, *v.shape[axis + 2 :]) for v in outs]
     return [lax.slice_in_dim(v, 0, shape[axis], axis=axis) for v in merged]
 
 
-def _exclusive_totals(spec, totals, valid, init, axis):
+def _exclusive_totals(spec, totals, valid, init, axis, mask_free):
     """The state before each chunk and whether there is one."""
     shape = totals[0].shape
     n, fibre = shape[axis], tuple(s for d, s in enumerate(shape) if d != axis)
@@ -161,14 +172,16 @@ def _exclusive_totals(spec, totals, valid, init, axis):
         state, known = list(init), jnp.ones(fibre, bool)
     else:
         state, known = spec.filler(fibre), jnp.zeros(fibre, bool)
-        identity = spec.identity(fibre) if spec.starts_from_identity else None
-        state = identity or state
+        if spec.starts_from_identity:
+            state = spec.identity(fibre)
 
     def body(i, carry):
         state, known, outs, flags = carry
         outs = _write(outs, state, i, axis)
         flags = _write([flags], [known], i, axis)[0]
-        there = jnp.ones(fibre, bool) if valid is None else _fold.at([valid], i, axis)[0]
+        there = (
+            jnp.ones(fibre, bool) if valid is None else _fold.at([valid], i, axis)[0]
+        )
         total = _fold.at(totals, i, axis)
         state, known = _fold.join(spec, state, known, total, there)
         return state, known, outs, flags
@@ -176,7 +189,7 @@ def _exclusive_totals(spec, totals, valid, init, axis):
     outs = [jnp.zeros(shape, d) for d in spec.states]
     carry = (state, known, outs, jnp.zeros(shape, bool))
     _, _, outs, flags = lax.fori_loop(0, n, body, carry)
-    if init is not None or spec.starts_from_identity:
+    if init is not None or spec.has_update or (mask_free and spec.starts_from_identity):
         return outs, None
     return outs, flags
 
@@ -235,13 +248,9 @@ def right_nested(spec: Spec, elements, axis, init, mask) -> list:
     """
     shape = elements[0].shape
     n = shape[axis]
-    state = valid = None
     if init is not None:
-        state = [jnp.broadcast_to(lax.expand_dims(v, (axis,)), shape) for v in init]
-    elif spec.starts_from_identity:
-        state = spec.identity(shape)
-    else:
-        state, valid = spec.filler(shape), jnp.zeros(shape, bool)
+        init = [jnp.broadcast_to(lax.expand_dims(v, (axis,)), shape) for v in init]
+    state, valid = _fold.start(spec, shape, init, True)
     row = lax.broadcasted_iota(np.int32, shape, axis)
 
     def body(k, carry):
@@ -257,11 +266,6 @@ def right_nested(spec: Spec, elements, axis, init, mask) -> list:
 
     state, valid = lax.fori_loop(0, n, body, (state, valid))
     return _masked(state, valid, spec)
-
-
-def flip(values: Sequence | None, axis: int):
-    """Each array reversed along `axis`."""
-    return None if values is None else [lax.rev(v, (axis,)) for v in values]
 
 
 def swapped(spec: Spec) -> Spec:

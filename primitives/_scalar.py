@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from jaxtile._jax_private import placed_like
 from jaxtile.primitives.cast import cast_p
 from jaxtile.reducers import value_key
 
@@ -148,6 +148,7 @@ def evaluate(fn: Callable, *args: Any) -> Any:
         return [jnp.asarray(o) for o in outs]
 
     outs = _over_arrays(scalar, jnp.ndim(leaves[0]))(*leaves)
+    outs = [placed_like(v, leaves[0]) for v in outs]
     return jax.tree.unflatten(jax.tree.structure(out), outs)
 
 
@@ -158,4 +159,5 @@ def elementwise(fn: Callable, *args: Any) -> Any:
     def scalar(*values):
         return fn(*jax.tree.unflatten(tree, values))
 
-    return _over_arrays(scalar, jnp.ndim(leaves[0]))(*leaves)
+    out = _over_arrays(scalar, jnp.ndim(leaves[0]))(*leaves)
+    return jax.tree.map(lambda v: placed_like(v, leaves[0]), out)

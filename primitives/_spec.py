@@ -144,12 +144,16 @@ class Spec:
         return jax.tree.leaves(run(self.reducer.finish, self._state(state)))
 
     @property
-    def starts_from_identity(self) -> bool:
-        """An unseeded fold starts from the identity, not from its first element."""
+    def has_update(self) -> bool:
+        """The fold has steps of its own, and an identity to start them from."""
         own = self.reducer.update is not None or self.reducer.update_right is not None
-        return self.reducer.identity is not None and (
-            own or self.reducer.exact_identity
-        )
+        return own and self.reducer.identity is not None
+
+    @property
+    def starts_from_identity(self) -> bool:
+        """An unseeded fold may start from the identity and keep every bit."""
+        exact = self.reducer.exact_identity and self.reducer.identity is not None
+        return self.has_update or exact
 
     def _constant(self, value: Any, shape: Sequence[int]) -> list:
         if callable(value):
@@ -161,7 +165,7 @@ class Spec:
             for v, d in zip(leaves, self.states, strict=True)
         ]
 
-    def identity(self, shape: Sequence[int]) -> list | None:
+    def identity(self, shape: Sequence[int]) -> Any:
         """The identity, broadcast; None where the reducer has none."""
         if self.reducer.identity is None:
             return None
@@ -174,7 +178,7 @@ class Spec:
             return False
         return self.reducer.empty is not None or self.reducer.identity is not None
 
-    def empty(self, shape: Sequence[int]) -> list | None:
+    def empty(self, shape: Sequence[int]) -> Any:
         """The state of a fibre without contributions; None where that is an error."""
         if not self.has_empty:
             return None
@@ -199,12 +203,13 @@ def _lift_of(reducer: Reducer) -> Callable:
 def _accumulators(reducer, tree, raw, index, acc_dtype, op):
     if acc_dtype is not None:
         acc = formats.require_enabled(acc_dtype, op)
-        kinds = {jnp.issubdtype(d, jnp.floating) for d in raw if d != bool}
+        kinds = {jnp.issubdtype(d, jnp.floating) for d in raw if d.kind != "b"}
         mixed = len(kinds) > 1
         float_acc = jnp.issubdtype(acc, jnp.floating)
         return tuple(
             acc
-            if not mixed or (d != bool and jnp.issubdtype(d, jnp.floating) == float_acc)
+            if not mixed
+            or (d.kind != "b" and jnp.issubdtype(d, jnp.floating) == float_acc)
             else d
             for d in raw
         )

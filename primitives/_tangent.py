@@ -20,8 +20,12 @@ import numpy as np
 from jax import lax
 from jax.interpreters import ad
 
-from jaxtile.catalogue import logical_or, matrix_affine
+from jaxtile._jax_private import iota_like
+from jaxtile.catalogue import logical_or
+from jaxtile.composite import matrix_affine
 from jaxtile.policy import Policy, ordered_tree
+from jaxtile.primitives._bind import bind_scan, raw_prefixes
+from jaxtile.primitives._fold import shift_in
 from jaxtile.primitives._scalar import convert, elementwise
 from jaxtile.primitives._spec import Spec, make_spec
 
@@ -29,6 +33,11 @@ from jaxtile.primitives._spec import Spec, make_spec
 def is_float(dtype: Any) -> bool:
     """True for dtypes that carry a tangent of their own."""
     return jnp.issubdtype(dtype, jnp.floating)
+
+
+def zero_of(primal: Any) -> Any:
+    """The symbolic zero tangent of a value."""
+    return ad.Zero.from_primal_value(primal)  # pyright: ignore
 
 
 def is_zero(tangent: Any) -> bool:
@@ -94,21 +103,12 @@ def _safe(elements, mask):
     return [jnp.where(mask, v, jnp.ones_like(v)) for v in elements]
 
 
-def shift_in(first: Any, rest: Any, axis: int) -> Any:
-    """`rest` moved one place along `axis`, with `first` in front."""
-    n = rest.shape[axis]
-    head = lax.expand_dims(first, (axis,))
-    return lax.concatenate([head, lax.slice_in_dim(rest, 0, n - 1, axis=axis)], axis)
-
-
-def _has_previous(init, mask, shape, axis):
+def _has_previous(init, mask, like, axis):
     """Where a state precedes position i; None means everywhere."""
     if init is not None:
         return None
-    from jaxtile.primitives.scan import bind_scan
-
     if mask is None:
-        return lax.broadcasted_iota(np.int32, shape, axis) > 0
+        return iota_like(like, np.int32, axis) > 0
     spec = make_spec(logical_or, jax.tree.structure(0), (bool,), None, None, "scan")
     (seen,) = bind_scan(spec, [mask], None, None, axis=axis, policy=ordered_tree)
     return shift_in(jnp.zeros_like(lax.index_in_dim(seen, 0, axis, False)), seen, axis)
@@ -131,14 +131,12 @@ def _step(spec: Spec) -> Callable:
 
 def prefix_tangents(spec, elements, init, mask, de, dz, axis) -> list:
     """dy of every float leaf of the inclusive prefix states, along `axis`."""
-    from jaxtile.primitives.scan import raw_prefixes
-
     y = raw_prefixes(spec, elements, init, mask, axis)
     x = _safe(elements, mask)
     lifted = spec.lift(x)
     first = init or [lax.index_in_dim(v, 0, axis, False) for v in lifted]
     before = [shift_in(f, v, axis) for f, v in zip(first, y, strict=True)]
-    present = _has_previous(init, mask, y[0].shape, axis)
+    present = _has_previous(init, mask, y[0], axis)
     if present is not None:
         before = [jnp.where(present, b, v) for b, v in zip(before, lifted, strict=True)]
     floats, _ = _split(y)
@@ -177,16 +175,13 @@ def _drive(spec, step, before, x, de, present):
 
 def affine_scan(rows, u, init, mask, axis, direction, policy: Policy) -> list:
     """h_i = A_i h_(i-1) + u_i for `rows` of A: a tile op linear in u and init."""
-    from jaxtile.primitives.scan import bind_scan
-
     k = len(u)
     reducer = matrix_affine(k)
     leaves = [v for row in rows for v in row] + list(u)
     tree = jax.tree.structure((((0,) * k,) * k, (0,) * k))
     spec = make_spec(reducer, tree, [v.dtype for v in leaves], None, None, "scan")
     if init is not None:
-        shape = init[0].shape
-        eye = [jnp.full(shape, i == j, u[i].dtype) for i in range(k) for j in range(k)]
+        eye = [jnp.full_like(init[i], i == j) for i in range(k) for j in range(k)]
         init = eye + list(init)
     return bind_scan(
         spec, leaves, init, mask, axis=axis, policy=policy, direction=direction

@@ -101,19 +101,39 @@ def _float_to_integer(x, dtype):
     return jnp.where(wide != wide, dtype.type(0), value)
 
 
+def _nonzero(x):
+    if not _is_float(x.dtype):
+        return x != 0
+    # Compilers compare subnormals as zeros.
+    bits = lax.bitcast_convert_type(x, _bits_of(x.dtype))
+    return bits << bits.dtype.type(1) != 0
+
+
+def _widen(x, dtype):
+    if dtype != jnp.float64 or x.dtype not in (jnp.bfloat16, jnp.float32):
+        return x.astype(dtype)
+    # Compilers read float32 subnormals as zeros: take those from their integer.
+    x = x.astype(jnp.float32)
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    size = bits & np.uint32(0x7FFFFFFF)
+    tiny = size.astype(dtype) * np.float64(2.0**-149)
+    tiny = jnp.where(bits >> np.uint32(31) == 1, -tiny, tiny)
+    return jnp.where(size < np.uint32(0x800000), tiny, x.astype(dtype))
+
+
 def convert(x, dtype):
     """The reference conversion of an array to an arithmetic dtype."""
     source, target = formats.format_of(x.dtype), formats.format_of(dtype)
     dtype = target.dtype
     if source == target:
         return x
-    if dtype == bool:
-        return x != 0
+    if dtype.kind == "b":
+        return _nonzero(x)
     if not _is_float(dtype):
         return _float_to_integer(x, dtype) if _is_float(x.dtype) else x.astype(dtype)
     if x.dtype == bool or source.fraction_bits <= target.fraction_bits:
         if not (x.dtype == jnp.bfloat16 and dtype == jnp.float16):
-            return x.astype(dtype)
+            return _widen(x, dtype)
     if x.dtype.itemsize == 2 and _is_float(x.dtype):
         x = x.astype(jnp.float32)
     if _is_float(x.dtype):
@@ -145,8 +165,8 @@ def _abstract(x, *, dtype):
 
 
 def _jvp(primals, tangents, *, dtype):
-    # Rounding has derivative 0 almost everywhere; as everywhere in jax, the tangent of a
-    # cast is the cast of the tangent.
+    # Rounding has derivative 0 almost everywhere; as everywhere in jax, the tangent of
+    # a cast is the cast of the tangent.
     (x,), (dx,) = primals, tangents
     (y,) = cast_p.bind(x, dtype=dtype)
     if type(dx) is ad.Zero or not (_is_float(dtype) and _is_float(x.dtype)):

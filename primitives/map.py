@@ -26,7 +26,7 @@ import numpy as np
 from jaxtile import _jax_private, formats
 from jaxtile.errors import NoDerivativeError, TileShapeError, TileTypeError, message
 from jaxtile.primitives._define import Out, define, zero_tangent
-from jaxtile.primitives._scalar import evaluate, trace
+from jaxtile.primitives._scalar import as_closed, evaluate, inner_jaxpr, trace
 from jaxtile.primitives.map_linear import (
     batch_aligned,
     has_tangent,
@@ -163,14 +163,21 @@ def _hoist(call, arrays, name):
                     way_out="Pass it as an operand, or look it up with gather.",
                 )
             )
-    replay = functools.partial(_replay, closed.jaxpr, tuple(kept), out)
-    return replay, captured, out
+    # A second trace, since on some jax lines a jaxpr keeps the tracers it met.
+    fill = functools.partial(_fill, closed.jaxpr, tuple(kept))
+    lead = [jax.ShapeDtypeStruct((), c.dtype) for c in captured]
+    free = jax.make_jaxpr(fill)(*lead, *scalars)
+    return functools.partial(_replay, free, out), captured, out
 
 
-def _replay(jaxpr, kept, out, *scalars):
+def _fill(jaxpr, kept, *scalars):
     given = iter(scalars)
     consts = [next(given) if k is None else k for k in kept]
-    outs = jax.core.eval_jaxpr(jaxpr, consts, *given)
+    return jax.core.eval_jaxpr(jaxpr, consts, *given)
+
+
+def _replay(closed, out, *scalars):
+    outs = jax.core.eval_jaxpr(*as_closed(closed), *scalars)
     return jax.tree.unflatten(jax.tree.structure(out), outs)
 
 
@@ -208,7 +215,23 @@ def _reference(*arrays, region, platform=""):
     return jax.tree.leaves(evaluate(region.fn, *arrays))
 
 
-def _jacobian(fn, name, floats, active, wanted, *scalars):
+def _require_forward(jaxpr, name):
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name.startswith("custom_vjp"):
+            raise NoDerivativeError(
+                message(
+                    name,
+                    expected="a function with a forward derivative",
+                    got="one that defines only a jax.custom_vjp",
+                    way_out="Use jax.custom_jvp: map derives reverse mode from it.",
+                )
+            )
+        inner = inner_jaxpr(eqn)
+        if inner is not None:
+            _require_forward(as_closed(inner)[0], name)
+
+
+def _jacobian(fn, floats, active, wanted, *scalars):
     """The entries d fn_j / d x_i for float results j and active operands i."""
     entries = {}
     for i in active:
@@ -217,19 +240,7 @@ def _jacobian(fn, name, floats, active, wanted, *scalars):
             return jax.tree.leaves(fn(*scalars[:i], v, *scalars[i + 1 :]))
 
         one = np.ones((), scalars[i].dtype)
-        try:
-            _, column = jax.jvp(along, (scalars[i],), (one,))
-        except TypeError as error:
-            if "custom_vjp" not in str(error):
-                raise
-            raise NoDerivativeError(
-                message(
-                    name,
-                    expected="a function with a forward derivative",
-                    got="one that defines only a jax.custom_vjp",
-                    way_out="Use jax.custom_jvp: map derives reverse mode from it.",
-                )
-            ) from error
+        _, column = jax.jvp(along, (scalars[i],), (one,))
         entries.update({(j, i): column[j] for j in floats})
     return [entries[key] for key in (wanted or entries)]
 
@@ -261,7 +272,8 @@ def _jvp(primals, tangents, *, region):
     floats = tuple(j for j, y in enumerate(outs) if jnp.issubdtype(y.dtype, np.inexact))
     if not active or not floats:
         return outs, zeros
-    entries = functools.partial(_jacobian, region.fn, region.name, floats, active)
+    _require_forward(_results(region, primals)[0].jaxpr, region.name)
+    entries = functools.partial(_jacobian, region.fn, floats, active)
     # A constant entry (of x + y, -x, 2x) costs no residual.
     constant = _constant_entries(functools.partial(entries, ()), primals)
     keys = [(j, i) for i in active for j in floats]

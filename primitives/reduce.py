@@ -21,10 +21,12 @@ import numpy as np
 from jax import lax
 from jax.interpreters import ad
 
+from jaxtile._jax_private import iota_like
 from jaxtile.catalogue import add as ADD
 from jaxtile.errors import NoDerivativeError, TileShapeError, message
 from jaxtile.policy import Kind, ordered_tree
 from jaxtile.primitives import _fold, _native
+from jaxtile.primitives._bind import bind_reduce, reduce_p
 from jaxtile.primitives._define import Out, define
 from jaxtile.primitives._operands import batch_fibres, check_operands, unpack
 from jaxtile.primitives._scalar import convert, elementwise
@@ -35,36 +37,8 @@ from jaxtile.primitives._tangent import (
     float_tangent,
     is_zero,
     prefix_tangents,
+    zero_of,
 )
-
-
-def bind_reduce(spec, elements, init, mask, *, axes, policy, finish=True, out=None):
-    """Bind `reduce_p` from its parts.
-
-    Args:
-        spec: the bound reducer.
-        elements: its leaves, equally shaped.
-        init: seed leaves of the fibres' shape, or None.
-        mask: a bool array of the elements' shape, or None.
-        axes: the reduced axes, sorted.
-        policy: the order policy.
-        finish: give `finish`'s result; else the raw state.
-        out: dtypes that the outputs narrow to, once, at the end.
-
-    Returns:
-        The output leaves.
-    """
-    operands = [*elements, *(init or ()), *(() if mask is None else (mask,))]
-    return reduce_p.bind(
-        *operands,
-        spec=spec,
-        axes=tuple(axes),
-        policy=policy,
-        seeded=init is not None,
-        masked=mask is not None,
-        finish=finish,
-        out=tuple(out or (spec.results if finish else spec.states)),
-    )
 
 
 def _abstract(*avals, spec: Spec, axes, policy, seeded, masked, finish, out):
@@ -161,9 +135,7 @@ def _seeded(spec, init, state, valid, shape):
     return _fold.join(spec, init, None, state, valid)[0]
 
 
-def _reference(
-    *operands, spec, axes, policy, seeded, masked, finish, out, platform=""
-):
+def _reference(*operands, spec, axes, policy, seeded, masked, finish, out, platform=""):
     elements, init, mask = unpack(spec, operands, seeded, masked)
     state = _state(elements, init, mask, spec, axes, policy, platform)
     result = spec.finish(state) if finish else state
@@ -185,8 +157,10 @@ def _sum(values, mask, axes, policy, acc):
 def _tangent_of_winner(value, index, dx, axes, policy, acc):
     place = _fold.collapse(dx, axes)
     last = place.ndim - 1
-    iota = lax.broadcasted_iota(index.dtype, place.shape, last)
-    chosen = jnp.where(iota == index[..., None], place, jnp.zeros_like(place))
+    iota = iota_like(place, index.dtype, last)
+    chosen = jnp.where(
+        iota == lax.expand_dims(index, (last,)), place, jnp.zeros_like(place)
+    )
     return _sum(chosen, None, (last,), policy, acc)
 
 
@@ -227,7 +201,7 @@ def _tangents(spec, elements, init, mask, de, dz, axes, policy, state):
     de = [_fold.collapse(v, axes) for v in de]
     mask = None if mask is None else _fold.collapse(mask, axes)
     axis = elements[0].ndim - 1
-    elements += _fold.index_leaf(spec, elements[0].shape, axis)
+    elements += [iota_like(elements[0], spec.index, axis)] if spec.index else []
     if policy.kind is Kind.RIGHT:
         flip = functools.partial(lax.rev, dimensions=(axis,))
         elements, de = list(map(flip, elements)), list(map(flip, de))
@@ -244,7 +218,7 @@ def _jvp(primals, tangents, *, spec, axes, policy, seeded, masked, finish, out):
     outs = bind_reduce(spec, elements, init, mask, finish=finish, out=out, **params)
     de, dz, _ = unpack(spec, tangents, seeded, masked)
     if all(is_zero(t) for t in (*de, *(dz or ()))):
-        return outs, [ad.Zero.from_primal_value(v) for v in outs]
+        return outs, [zero_of(v) for v in outs]
     de = [float_tangent(p, t) for p, t in zip(elements, de, strict=True)]
     dz = init and [float_tangent(p, t) for p, t in zip(init, dz, strict=True)]
     if spec.reducer.native == "add":
@@ -272,7 +246,9 @@ def _transpose(cotangents, *operands, spec, axes, policy, seeded, masked, finish
         )
     (ct,) = cotangents
     if type(ct) is ad.Zero:
-        return [ad.Zero(v.aval) if ad.is_undefined_primal(v) else None for v in operands]
+        return [
+            ad.Zero(v.aval) if ad.is_undefined_primal(v) else None for v in operands
+        ]
     outs = []
     if ad.is_undefined_primal(elements[0]):
         x = elements[0].aval
@@ -297,8 +273,8 @@ def _batch(args, dims, **params):
 
 _LEAF = jax.tree.structure(0)
 
-reduce_p = define(
-    "tile_reduce",
+define(
+    reduce_p,
     abstract=_abstract,
     reference=_reference,
     jvp=_jvp,

@@ -1,0 +1,293 @@
+"""explain, supports and support_table: what runs where, and why not elsewhere.
+
+All three ask the predicates that guard the backends' rules, so they cannot drift from
+what the rules do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtile import _found, backends, casting, catalogue, elementwise, reduction
+from jaxtile.errors import TileValueError, message
+from jaxtile.pallas_lowering import NAMES
+
+_PUBLIC: dict[str, Callable] = {
+    "bitcast": casting.bitcast,
+    "cast": casting.cast,
+    "linear_recurrence": reduction.linear_recurrence,
+    "map": elementwise.map,
+    "reduce": reduction.reduce,
+    "scan": reduction.scan,
+}
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a backend lowers an op inside a kernel; true if it does.
+
+    Args:
+        reason: the sentence with which it refuses, or None.
+    """
+
+    reason: str | None
+
+    def __bool__(self) -> bool:
+        return self.reason is None
+
+    def __str__(self) -> str:
+        return "yes" if self else f"no: {self.reason}"
+
+
+def supports(op: str, backend: str, *operands: Any, **params: Any) -> Support:
+    """Ask whether a backend lowers a call inside its kernels.
+
+    Args:
+        op: the op's public name, such as "reduce".
+        backend: "triton", "mosaic_gpu" or "tpu".
+        *operands: what the call takes by position; arrays may be
+            `jax.ShapeDtypeStruct`s.
+        **params: what the call takes by keyword.
+
+    Returns:
+        A `Support`, false with a `reason` where any part of the call is refused. What
+        only the kernel shows (the register layout of a value) is not known here.
+
+    Raises:
+        TileValueError: no such op or backend.
+        TileError: the call itself is wrong, as it would be outside a kernel.
+
+    Example:
+        >>> import jax, jaxtile as jt
+        >>> x = jax.ShapeDtypeStruct((8, 128), "float32")
+        >>> bool(jt.supports("reduce", "tpu", x, 0, jt.add))
+        True
+        >>> answer = jt.supports("reduce", "tpu", x, 0, jt.add, policy="fold_left")
+        >>> print(answer.reason.split(";")[0])
+        fold_left is a sequential chain, and the sum is a tree there
+    """
+    _check("supports", "op", op, tuple(_PUBLIC))
+    _check("supports", "backend", backend, NAMES)
+    jaxpr = _jaxpr_of(_PUBLIC[op], operands, params)
+    for found in _found.find(jaxpr):
+        reason = _refusal(found, backend)
+        if reason is not None:
+            return Support(reason)
+    return Support(None)
+
+
+def _check(op, what, got, known):
+    if got not in known:
+        raise TileValueError(
+            message(
+                op,
+                expected=f"{what} in {known}",
+                got=repr(got),
+                way_out="support_table() shows them all.",
+            )
+        )
+
+
+def _is_array(value):
+    return isinstance(value, jax.ShapeDtypeStruct) or hasattr(value, "aval")
+
+
+def _jaxpr_of(fn, args, params):
+    """The jaxpr of a call in which only what looks like an array is an operand."""
+    leaves, tree = jax.tree.flatten((args, params))
+    places = [i for i, v in enumerate(leaves) if _is_array(v)]
+
+    def call(*arrays):
+        given = list(leaves)
+        for i, v in zip(places, arrays, strict=True):
+            given[i] = v
+        args, params = jax.tree.unflatten(tree, given)
+        return fn(*args, **params)
+
+    return jax.make_jaxpr(call)(*(leaves[i] for i in places)).jaxpr
+
+
+def _refusal(found: _found.Found, backend: str) -> str | None:
+    avals = [v.aval for v in found.eqn.invars]
+    return backends.kernel_refusal(
+        backend, found.eqn.primitive, *avals, **found.eqn.params
+    )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tile op of a function.
+
+    Args:
+        op: its public name.
+        operands: their formats and shapes.
+        place: "array", or "in kernel: " and the backend or "interpret".
+        implementation: what runs it; "refused" where its kernel's backend refuses.
+        refusals: for every other backend, why it does not run it there.
+        times: how often it runs, at least.
+        bytes: moved to and from memory, at least, in all runs.
+        flops: scalar operations, at least, in all runs.
+    """
+
+    op: str
+    operands: tuple[str, ...]
+    place: str
+    implementation: str
+    refusals: dict[str, str]
+    times: int
+    bytes: int
+    flops: int
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.op}({', '.join(self.operands)})  {self.place}\n"
+            f"  runs as {self.implementation}, {self.times} x; at least "
+            f"{self.bytes} bytes, {self.flops} flops"
+        )
+        return "\n".join([head, *(f"  not {k}: {v}" for k, v in self.refusals.items())])
+
+
+@dataclass(frozen=True)
+class Report:
+    """The tile ops of a function, printable.
+
+    Args:
+        entries: one `Entry` for each, in the order of the program.
+    """
+
+    entries: tuple[Entry, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.entries)) or "no tile ops"
+
+    def __iter__(self):
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def explain(fn: Callable[..., Any]) -> Callable[..., Report]:
+    """List a function's tile ops: what runs each, and why the others do not.
+
+    Args:
+        fn: any function that jax traces, jitted or not, with kernels inside or not.
+
+    Returns:
+        A function of fn's arguments, arrays or `jax.ShapeDtypeStruct`s, that traces fn
+        without running it and gives a `Report`.
+
+    Raises:
+        TileError: fn itself raises it when traced.
+
+    Example:
+        >>> import jax, jaxtile as jt
+        >>> report = jt.explain(lambda x: jt.reduce(x, 0, jt.add))(
+        ...     jax.ShapeDtypeStruct((4, 8), "float32"))
+        >>> [(e.op, e.implementation, e.bytes, e.flops) for e in report]
+        [('reduce', 'reference', 160, 32)]
+    """
+
+    def explained(*args: Any, **kwargs: Any) -> Report:
+        jaxpr = _jaxpr_of(fn, args, kwargs)
+        return Report(tuple(map(_entry, _found.find(jaxpr))))
+
+    return explained
+
+
+def _entry(found: _found.Found) -> Entry:
+    in_kernel = found.place != _found.ARRAY
+    chosen, refusals = backends.REFERENCE, {}
+    for name in NAMES:
+        if in_kernel:
+            reason = _refusal(found, name)
+        else:
+            reason = backends.whole_array_refusal(found.op, name)
+        if name == found.place:
+            chosen = name if reason is None else "refused"
+        if reason is not None:
+            refusals[name] = reason
+        elif name != chosen:
+            refusals[name] = "the kernel is another backend's"
+    if found.place == _found.UNDECIDED:
+        chosen = "refused"
+        refusals["undecided"] = "no backend compiles this pallas_call on this machine"
+    avals = [v.aval for v in found.eqn.invars]
+    return Entry(
+        op=found.op,
+        operands=tuple(a.str_short(short_dtypes=True) for a in avals),
+        place=f"in kernel: {found.place}" if in_kernel else found.place,
+        implementation=chosen,
+        refusals=refusals,
+        times=found.times,
+        bytes=_found.bytes_moved(found),
+        flops=_found.scalar_ops(found),
+    )
+
+
+def _cases() -> list[tuple[str, str, tuple, dict]]:
+    def block(dtype="float32"):
+        return jax.ShapeDtypeStruct((64, 128), jnp.dtype(dtype))
+
+    x, add = block(), catalogue.add
+    sums = [
+        (f"reduce add, {policy}", "reduce", (x, 0, add), {"policy": policy})
+        for policy in ("unordered_tree", "ordered_tree", "fixed_tree", "fold_left")
+    ]
+    narrow = [
+        (f"reduce add, {d}", "reduce", (block(d), 0, add), {})
+        for d in ("bfloat16", "float16", "int32", "int8")
+    ]
+    pairs = ("float32", "bfloat16"), ("float32", "float16"), ("float32", "int32")
+    casts = [(f"cast {a} to {b}", "cast", (block(a), b), {}) for a, b in pairs]
+    return [
+        *casts,
+        ("cast int32 to bfloat16", "cast", (block("int32"), "bfloat16"), {}),
+        ("bitcast float32 to uint32", "bitcast", (x, "uint32"), {}),
+        ("map exp", "map", (jnp.exp, x), {}),
+        ("map floor", "map", (jnp.floor, x), {}),
+        *sums,
+        ("reduce add along the last axis", "reduce", (x, 1, add), {}),
+        *narrow,
+        ("reduce maximum", "reduce", (x, 0, catalogue.maximum), {}),
+        ("scan add", "scan", (x, 0, add), {}),
+    ]
+
+
+def support_table() -> str:
+    """What each backend lowers inside kernels, and on whole arrays.
+
+    Returns:
+        A markdown table of typical calls on a block of (64, 128), and below it each
+        reason for a "no". `supports` answers for one call.
+
+    Example:
+        >>> import jaxtile as jt
+        >>> print(jt.support_table().splitlines()[0])
+        | op | mosaic_gpu kernel | triton kernel | tpu kernel | whole array |
+    """
+    reasons: list[str] = []
+
+    def cell(reason):
+        if reason is None:
+            return "yes"
+        if reason not in reasons:
+            reasons.append(reason)
+        return f"no [{reasons.index(reason) + 1}]"
+
+    head = ["op", *(f"{name} kernel" for name in NAMES), "whole array"]
+    rows = [head, ["---"] * len(head)]
+    for label, op, args, params in _cases():
+        found = [supports(op, name, *args, **params).reason for name in NAMES]
+        whole = [backends.REFERENCE] + [
+            name for name in NAMES if backends.whole_array_refusal(op, name) is None
+        ]
+        rows.append([label, *map(cell, found), ", ".join(whole)])
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    notes = [f"{i}. {reason}" for i, reason in enumerate(reasons, 1)]
+    return "\n".join([*lines, "", *notes])

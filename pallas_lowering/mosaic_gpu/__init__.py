@@ -1,0 +1,27 @@
+"""Pallas Mosaic GPU: `plgpu.kernel` for CUDA, the main backend from Hopper on."""
+
+from jaxtile import _jax_private
+from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise, negate
+from jaxtile.pallas_lowering._registry import Backend
+from jaxtile.primitives.scan import scan_p
+
+BACKEND = Backend("mosaic_gpu", _jax_private.mosaic_gpu())
+_NO_LAYOUT = "has no layout rule in Warpgroup semantics; map it outside the kernel"
+TRAITS = Traits(
+    formats=frozenset("bool int32 uint32 float16 bfloat16 float32".split()),
+    other_formats="its vectors are float16, bfloat16, float32 and 32-bit integers: "
+    "cast it outside the kernel",
+    lacks={
+        "erf": _NO_LAYOUT,
+        "atan2": _NO_LAYOUT,
+    },
+    rewrites={"neg": negate},
+)
+define_elementwise(BACKEND, TRAITS)
+BACKEND.refuses(
+    scan_p,
+    "there is no scan in a kernel; run jt.scan outside it, or carry a running total "
+    "from block to block with jt.reduce",
+)
+
+from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402

@@ -1,0 +1,22 @@
+"""Pallas TPU: kernels for the TensorCore."""
+
+from jaxtile import _jax_private
+from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise
+from jaxtile.pallas_lowering._registry import Backend
+from jaxtile.primitives.scan import scan_p
+
+BACKEND = Backend("tpu", _jax_private.tpu())
+TRAITS = Traits(
+    formats=frozenset("bool int32 uint32 bfloat16 float32".split()),
+    other_formats="its vectors are bfloat16, float32 and 32-bit integers: cast it "
+    "outside the kernel",
+    lacks={},
+)
+define_elementwise(BACKEND, TRAITS)
+BACKEND.refuses(
+    scan_p,
+    "there is no scan in a kernel; run jt.scan outside it, or carry a running total "
+    "from block to block with jt.reduce",
+)
+
+from jaxtile.pallas_lowering.tpu import reduce as reduce  # noqa: E402

@@ -1,0 +1,51 @@
+"""Pallas Triton: `pl.pallas_call` kernels for CUDA, deprecated upstream from jax 0.11."""
+
+import math
+
+from jax import lax
+
+from jaxtile import _jax_private
+from jaxtile.pallas_lowering._elementwise import (
+    Traits,
+    define_elementwise,
+    negate,
+    propagate_nan,
+)
+from jaxtile.pallas_lowering._registry import Backend
+from jaxtile.primitives.scan import scan_p
+
+BACKEND = Backend("triton", _jax_private.triton())
+
+
+def _shape(aval):
+    size = math.prod(aval.shape)
+    if size & (size - 1) or size == 0:
+        return (
+            f"shape {aval.shape} is not of powers of two, and Triton has no other "
+            "tensors; pad the block and pass where="
+        )
+    return None
+
+
+TRAITS = Traits(
+    formats=frozenset(
+        "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 "
+        "float32 float64".split()
+    ),
+    other_formats="cast it outside the kernel",
+    lacks={},
+    rewrites={
+        "neg": negate,
+        "max": propagate_nan(lax.max),
+        "min": propagate_nan(lax.min),
+    },
+    shape=_shape,
+)
+define_elementwise(BACKEND, TRAITS)
+BACKEND.refuses(
+    scan_p,
+    "there is no scan in a kernel; run jt.scan outside it, or carry a running total "
+    "from block to block with jt.reduce",
+)
+
+from jaxtile.pallas_lowering.triton import reduce as reduce  # noqa: E402

@@ -1,0 +1,41 @@
+"""README.md shows the current support table and the committed benchmark results."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxtile as jt
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+RESULTS = ROOT / "benchmarks" / "results" / "cpu.md"
+REFILL = "run `python benchmarks/cpu_reduce_scan.py --readme`"
+
+
+@pytest.fixture
+def report(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import report
+
+    yield report
+    del sys.modules["report"]
+
+
+def test_support_table_is_current(report):
+    _, shown, _ = report.marked(README.read_text(), "support")
+    assert shown == report.support_block(), REFILL
+    assert str(jt.support_table()).strip() in shown
+
+
+def test_benchmark_table_is_the_committed_one(report):
+    _, shown, _ = report.marked(README.read_text(), "benchmarks")
+    assert shown == RESULTS.read_text(), REFILL
+
+
+def test_links_of_the_documents_exist():
+
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / name).read_text()):
+            assert (ROOT / target).exists(), f"{name} links to {target}"
