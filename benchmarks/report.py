@@ -145,7 +145,7 @@ def support_block() -> str:
     """The support table as README.md shows it."""
     import jaxtile as jt
 
-    return f"```text\n{str(jt.support_table()).strip()}\n```\n"
+    return jt.support_table().strip() + "\n"
 
 
 def fill_readme() -> None:

@@ -215,13 +215,18 @@ def report(digits: np.ndarray) -> None:
     def step(v):
         return jt.cast(jt.scan(v, 1, jt.maximum), jnp.bfloat16)
 
-    text = str(jt.explain(step)(x))
-    print(text)
-    check("the report names both operations", "scan" in text and "cast" in text)
-    check("the report names what ran", "reference" in text)
-    support = str(jt.support_table())
-    print(f"\n{support}")
-    check("the support table has reduce and scan", "reduce" in support)
+    found = jt.explain(step)(x)
+    print(found)
+    check("explain finds both operations", [e.op for e in found] == ["scan", "cast"])
+    ran = {e.implementation for e in found}
+    check("the reference ran them: plain jax", ran == {"reference"})
+    counted = found.entries[0].bytes
+    check("the scan reads and writes its array once", counted == 2 * x.nbytes)
+    print(f"\n{jt.support_table()}\n")
+    block = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+    fold = jt.supports("reduce", "tpu", block, 0, jt.add, policy="fold_left")
+    print(f"  a fold in a TPU kernel: {fold}")
+    check("a refusal comes with its reason", not fold and fold.reason)
 
 
 def main() -> int:

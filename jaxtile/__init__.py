@@ -2,8 +2,18 @@
 
 from jaxtile import errors as errors
 from jaxtile import formats as formats
+from jaxtile import pallas_lowering as pallas_lowering
 from jaxtile import policy as policy
+from jaxtile import primitives as primitives
+from jaxtile.activations import gelu as gelu
+from jaxtile.activations import logistic as logistic
+from jaxtile.activations import relu as relu
+from jaxtile.activations import sigmoid as sigmoid
+from jaxtile.activations import silu as silu
+from jaxtile.activations import softplus as softplus
 from jaxtile.backends import use_implementation as use_implementation
+from jaxtile.casting import bitcast as bitcast
+from jaxtile.casting import cast as cast
 from jaxtile.catalogue import add as add
 from jaxtile.catalogue import argmax as argmax
 from jaxtile.catalogue import argmin as argmin
@@ -28,6 +38,34 @@ from jaxtile.composite import segmented as segmented
 from jaxtile.composite import welford as welford
 from jaxtile.dims import Dim as Dim
 from jaxtile.dims import dims as dims
+from jaxtile.elementwise import abs as abs
+from jaxtile.elementwise import ceil as ceil
+from jaxtile.elementwise import cos as cos
+from jaxtile.elementwise import erf as erf
+from jaxtile.elementwise import exp as exp
+from jaxtile.elementwise import exp2 as exp2
+from jaxtile.elementwise import expm1 as expm1
+from jaxtile.elementwise import floor as floor
+from jaxtile.elementwise import isfinite as isfinite
+from jaxtile.elementwise import isnan as isnan
+from jaxtile.elementwise import ite as ite
+from jaxtile.elementwise import log as log
+from jaxtile.elementwise import log1p as log1p
+from jaxtile.elementwise import log2 as log2
+from jaxtile.elementwise import map as map
+from jaxtile.elementwise import power as power
+from jaxtile.elementwise import round as round
+from jaxtile.elementwise import rsqrt as rsqrt
+from jaxtile.elementwise import sign as sign
+from jaxtile.elementwise import sin as sin
+from jaxtile.elementwise import sqrt as sqrt
+from jaxtile.elementwise import square as square
+from jaxtile.elementwise import tan as tan
+from jaxtile.elementwise import tanh as tanh
+from jaxtile.explain import explain as explain
+from jaxtile.explain import support_table as support_table
+from jaxtile.explain import supports as supports
+from jaxtile.laws import check_laws as check_laws
 from jaxtile.reducers import Laws as Laws
 from jaxtile.reducers import Provenance as Provenance
 from jaxtile.reducers import Reducer as Reducer
@@ -38,3 +76,5 @@ from jaxtile.tile import Tile as Tile
 from jaxtile.tile import tile as tile
 
 __version__ = "0.1.0"
+
+pallas_lowering.load_on_first_kernel()

@@ -13,7 +13,7 @@ from typing import Any
 from jax.extend.core import Primitive
 
 from jaxtile.errors import TileValueError, UnsupportedOnBackend, message
-from jaxtile.pallas_lowering import NAMES, _registry
+from jaxtile.pallas_lowering import NAMES, _registry, load_all
 
 REFERENCE = "reference"
 _DEFAULT: contextvars.ContextVar[str | None] = contextvars.ContextVar(
@@ -35,6 +35,7 @@ def _check(op: str, name: str | None) -> None:
 
 def whole_array_refusal(op: str, name: str) -> str | None:
     """Why a backend does not run an op on whole arrays under jit, or None."""
+    load_all()
     if name in _registry.FAILED:
         return _registry.FAILED[name]
     return (
@@ -47,6 +48,7 @@ def kernel_refusal(
     name: str, primitive: Primitive, *avals: Any, **params: Any
 ) -> str | None:
     """Why a backend does not lower a primitive inside its kernels, or None."""
+    load_all()
     if name in _registry.FAILED:
         return _registry.FAILED[name]
     return _registry.BACKENDS[name].why_not(primitive, *avals, **params)

@@ -50,27 +50,28 @@ class Laws:
     provenance: Provenance = Provenance.DECLARED
 
 
-def value_key(value: Any) -> Hashable:
+def value_key(value: Any, _inside: tuple = ()) -> Hashable:
     """A key that is equal for values which compute the same thing.
 
     Two functions from the same source line with equal closures get equal keys, so that a
     reducer written inside a jitted function never causes a second trace.
     """
+    if any(value is outer for outer in _inside):
+        return ("recursive", len(_inside))  # a function that closes over itself
+    key = functools.partial(value_key, _inside=(*_inside, value))
     if isinstance(value, types.FunctionType):
-        closure = tuple(
-            value_key(cell.cell_contents) for cell in value.__closure__ or ()
-        )
-        defaults = tuple(value_key(v) for v in value.__defaults__ or ())
-        return (value.__code__, id(value.__globals__), closure, defaults)
+        closure = tuple(key(cell.cell_contents) for cell in value.__closure__ or ())
+        defaults = tuple(map(key, value.__defaults__ or ()))
+        keywords = key(value.__kwdefaults__ or {})
+        return (value.__code__, id(value.__globals__), closure, defaults, keywords)
     if isinstance(value, functools.partial):
-        keywords = tuple(sorted((k, value_key(v)) for k, v in value.keywords.items()))
-        return (value_key(value.func), tuple(map(value_key, value.args)), keywords)
+        return (key(value.func), tuple(map(key, value.args)), key(value.keywords))
     if isinstance(value, float):
         return ("float", value.hex())  # -0.0 == 0.0, NaN != NaN: compare the bits
     if isinstance(value, tuple | list):
-        return (type(value), tuple(map(value_key, value)))
+        return (type(value), tuple(map(key, value)))
     if isinstance(value, dict):
-        return (dict, tuple(sorted((k, value_key(v)) for k, v in value.items())))
+        return (dict, tuple(sorted((k, key(v)) for k, v in value.items())))
     try:
         hash(value)
     except TypeError:

@@ -130,15 +130,7 @@ class Tile(Operators):
             >>> print(x.at({rows: 1}).array)
             [3 4]
         """
-        if not isinstance(coordinate, Mapping):
-            raise TileTypeError(
-                message(
-                    "Tile.at",
-                    expected="a mapping from dims to integers",
-                    got=type(coordinate).__name__,
-                    way_out="Write x.at({rows: 1}).",
-                )
-            )
+        _require_mapping(coordinate)
         array, left = self.array, list(self.dims)
         for dim, index in coordinate.items():
             size = self.shape[self._axis(dim, "at")]
@@ -215,18 +207,7 @@ def tile(array: Any, dims: Dim | Sequence[Dim]) -> Tile:
         >>> jt.tile(jnp.zeros((2, 3)), (rows, cols)).domain(cols).shape
         (3,)
     """
-    named = (dims,) if isinstance(dims, Dim) else dims
-    sequence = isinstance(named, Sequence) and not isinstance(named, str)
-    if not (sequence and all(isinstance(d, Dim) for d in named)):
-        raise TileTypeError(
-            message(
-                "tile",
-                expected="dims made by jaxtile.Dim or jaxtile.dims",
-                got=repr(dims),
-                way_out='Write rows, cols = jaxtile.dims("rows cols").',
-            )
-        )
-    array, named = _as_array("tile", array), tuple(named)
+    array, named = _as_array("tile", array), _as_dims(dims)
     if array.ndim != len(named):
         raise TileShapeError(
             message(
@@ -240,6 +221,21 @@ def tile(array: Any, dims: Dim | Sequence[Dim]) -> Tile:
     return Tile(array, named)
 
 
+def _as_dims(dims: Any) -> tuple[Dim, ...]:
+    named = (dims,) if isinstance(dims, Dim) else dims
+    sequence = isinstance(named, Sequence) and not isinstance(named, str)
+    if not (sequence and all(isinstance(d, Dim) for d in named)):
+        raise TileTypeError(
+            message(
+                "tile",
+                expected="dims made by jaxtile.Dim or jaxtile.dims",
+                got=repr(dims),
+                way_out='Write rows, cols = jaxtile.dims("rows cols").',
+            )
+        )
+    return tuple(named)
+
+
 def _as_array(op: str, value: Any) -> Any:
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
         raise TileTypeError(
@@ -251,6 +247,18 @@ def _as_array(op: str, value: Any) -> Any:
             )
         )
     return jnp.asarray(value)
+
+
+def _require_mapping(coordinate: Any) -> None:
+    if not isinstance(coordinate, Mapping):
+        raise TileTypeError(
+            message(
+                "Tile.at",
+                expected="a mapping from dims to integers",
+                got=type(coordinate).__name__,
+                way_out="Write x.at({rows: 1}).",
+            )
+        )
 
 
 def _check_index(dim: Dim, index: Any, size: int) -> None:

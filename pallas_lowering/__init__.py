@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from jaxtile.pallas_lowering import _registry
+from jaxtile.primitives._define import BEFORE_KERNELS
 
 NAMES = ("mosaic_gpu", "triton", "tpu")
 
@@ -26,3 +27,8 @@ def load_all() -> None:
             )
         else:
             _registry.BACKENDS[name] = module.BACKEND
+
+
+def load_on_first_kernel() -> None:
+    """Load every backend before the first op that a Pallas user traces."""
+    BEFORE_KERNELS.append(load_all)

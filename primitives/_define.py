@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -65,6 +66,8 @@ def define(
     )
 
     def abstract_eval(*avals, **params):
+        if BEFORE_KERNELS and _PALLAS in sys.modules:
+            BEFORE_KERNELS.pop()()
         spec = _jax_private.sharding_spec(avals[0])
         return [
             _jax_private.out_aval(
@@ -87,6 +90,11 @@ def define(
     REFERENCES[primitive] = reference
     return primitive
 
+
+# A kernel body cannot be traced before Pallas is imported, so whoever has rules for kernels
+# leaves a loader here, and users without kernels never pay for it.
+BEFORE_KERNELS: list[Callable[[], None]] = []
+_PALLAS = "jax.experimental.pallas"
 
 REFERENCES: dict[Primitive, Callable[..., list]] = {}
 

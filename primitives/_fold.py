@@ -167,7 +167,8 @@ def collapse(leaf: jax.Array, axes: Sequence[int]) -> jax.Array:
     """The named axes as one last axis, in lexicographic source order."""
     kept = [d for d in range(leaf.ndim) if d not in axes]
     moved = lax.transpose(leaf, (*kept, *axes))
-    return moved.reshape(*(leaf.shape[d] for d in kept), -1) if len(axes) > 1 else moved
+    count = _size([leaf.shape[d] for d in axes])
+    return moved.reshape(*(leaf.shape[d] for d in kept), count)
 
 
 def shift_in(first: Any, rest: Any, axis: int) -> Any:

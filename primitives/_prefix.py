@@ -54,16 +54,31 @@ def _masked(outs: Sequence, valid, spec: Spec) -> list:
     return _fold.pick(valid, outs, spec.filler(outs[0].shape))
 
 
-def sequential(spec: Spec, elements, axis, init, mask, begin=None) -> list:
+def _shown(spec: Spec, before, state, valid) -> list:
+    """What a scan shows at a place: the chunk's own chain after all before the chunk.
+
+    Starting the chain from the total before it would be one merge less, and would lose
+    small elements beside a large total: 2^24 ones, and not one more.
+    """
+    if before is not None:
+        states, known = before
+        shape = state[0].shape
+        states = [jnp.broadcast_to(v, shape) for v in states]
+        known = None if known is None else jnp.broadcast_to(known, shape)
+        state, valid = _fold.join(spec, states, known, state, valid)
+    return _masked(state, valid, spec)
+
+
+def sequential(spec: Spec, elements, axis, init, mask, before=None) -> list:
     """The strict chain, one step an element, vectorised over everything else."""
     shape = elements[0].shape
     n, fibre = shape[axis], tuple(s for d, s in enumerate(shape) if d != axis)
-    state, valid = begin or _fold.start(spec, fibre, init, mask is not None)
-    if valid is not None and mask is None and begin is None:
+    state, valid = _fold.start(spec, fibre, init, mask is not None)
+    if valid is not None and mask is None:
         # The first element exists: peel it, and no step needs the flag.
         state, valid = spec.lift(_fold.at(elements, 0, axis)), None
         outs = [jnp.zeros(shape, d) for d in spec.states]
-        outs = _write(outs, state, 0, axis)
+        outs = _write(outs, _shown(spec, before, state, valid), 0, axis)
         first = 1
     else:
         outs, first = [jnp.zeros(shape, d) for d in spec.states], 0
@@ -73,7 +88,7 @@ def sequential(spec: Spec, elements, axis, init, mask, begin=None) -> list:
         i = i + first
         m = None if mask is None else _fold.at([mask], i, axis)[0]
         state, valid = _fold.advance(spec, state, valid, _fold.at(elements, i, axis), m)
-        shown = _masked(state, valid, spec)
+        shown = _shown(spec, before, state, valid)
         return state, valid, _write(outs, shown, i, axis)
 
     return _fold.steps(n - first, body, (state, valid, outs), 4)[2]
@@ -100,7 +115,7 @@ def _line(spec: Spec, block, mask, state, valid):
     return wide, known
 
 
-def by_lines(spec: Spec, elements, axis, init, mask, begin=None) -> list:
+def by_lines(spec: Spec, elements, axis, init, mask, before=None) -> list:
     """The strict chain along the last axis, a line of columns at a time.
 
     Column j of a line is the chain up to j, recomputed: line-wide arithmetic is cheaper
@@ -108,7 +123,7 @@ def by_lines(spec: Spec, elements, axis, init, mask, begin=None) -> list:
     """
     shape = elements[0].shape
     n = shape[axis]
-    state, valid = begin or _fold.start(spec, shape[:axis], init, mask is not None)
+    state, valid = _fold.start(spec, shape[:axis], init, mask is not None)
     width = min(_LINE, n)
 
     def line(start, width, carry):
@@ -118,7 +133,7 @@ def by_lines(spec: Spec, elements, axis, init, mask, begin=None) -> list:
         if mask is not None:
             m = lax.dynamic_slice_in_dim(mask, start, width, axis)
         wide, known = _line(spec, block, m, state, valid)
-        shown = _masked(wide, known, spec)
+        shown = _shown(spec, over, wide, known)
         outs = [
             lax.dynamic_update_slice_in_dim(o, s, start, axis)
             for o, s in zip(outs, shown, strict=True)
@@ -126,6 +141,10 @@ def by_lines(spec: Spec, elements, axis, init, mask, begin=None) -> list:
         state = [s[..., -1] for s in wide]
         return state, None if known is None else known[..., -1], outs
 
+    over = None
+    if before is not None:
+        over = [v if v is None else v[..., None] for v in (*before[0], before[1])]
+        over = (over[:-1], over[-1])
     carry = (state, valid, [jnp.zeros(shape, d) for d in spec.states])
     whole = n // width
     carry = lax.fori_loop(0, whole, lambda k, c: line(k * width, width, c), carry)
@@ -134,17 +153,17 @@ def by_lines(spec: Spec, elements, axis, init, mask, begin=None) -> list:
     return carry[2]
 
 
-def chain(spec: Spec, elements, axis, init, mask, platform, begin=None) -> list:
+def chain(spec: Spec, elements, axis, init, mask, platform, before=None) -> list:
     """The strict chain in the form that suits the layout."""
     last = axis == elements[0].ndim - 1
     if platform == "cpu" and last and elements[0].ndim > 1:
         if _is_cheap(spec):
-            return by_lines(spec, elements, axis, init, mask, begin)
+            return by_lines(spec, elements, axis, init, mask, before)
         front = [jnp.moveaxis(v, axis, 0) for v in elements]
         m = None if mask is None else jnp.moveaxis(mask, axis, 0)
-        outs = sequential(spec, front, 0, init, m, begin)
+        outs = sequential(spec, front, 0, init, m, before)
         return [jnp.moveaxis(v, 0, axis) for v in outs]
-    return sequential(spec, elements, axis, init, mask, begin)
+    return sequential(spec, elements, axis, init, mask, before)
 
 
 def chunked(spec: Spec, elements, axis, init, mask, platform) -> list:
@@ -160,7 +179,8 @@ def chunked(spec: Spec, elements, axis, init, mask, platform) -> list:
         valid = None
     before, known = _exclusive_totals(spec, totals, valid, init, axis, mask is None)
     outs = chain(spec, parts, axis + 1, None, m, platform, (before, known))
-    merged = [v.reshape(*v.shape[:axis], -1, *v.shape[axis + 2 :]) for v in outs]
+    n = parts[0].shape[axis] * parts[0].shape[axis + 1]
+    merged = [v.reshape(*v.shape[:axis], n, *v.shape[axis + 2 :]) for v in outs]
     return [lax.slice_in_dim(v, 0, shape[axis], axis=axis) for v in merged]
 
 
@@ -238,7 +258,8 @@ def _every_other(values, first, axis):
 
 def _interleave(a, b, axis):
     pair = jnp.stack([a, b], axis + 1)
-    return pair.reshape(*a.shape[:axis], -1, *a.shape[axis + 1 :])
+    n = 2 * a.shape[axis]  # not -1, which is ambiguous in an empty batch
+    return pair.reshape(*a.shape[:axis], n, *a.shape[axis + 1 :])
 
 
 def right_nested(spec: Spec, elements, axis, init, mask) -> list:

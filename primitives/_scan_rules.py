@@ -19,6 +19,7 @@ from jaxtile.catalogue import add as ADD
 from jaxtile.errors import NoDerivativeError, message
 from jaxtile.policy import ordered_tree
 from jaxtile.primitives._bind import bind_scan, flip, raw_prefixes, scan_p
+from jaxtile.primitives._define import zero_tangent
 from jaxtile.primitives._fold import nothing, shift_in
 from jaxtile.primitives._operands import unpack
 from jaxtile.primitives._prefix import swapped
@@ -31,7 +32,6 @@ from jaxtile.primitives._tangent import (
     is_float,
     is_zero,
     prefix_tangents,
-    zero_of,
 )
 
 
@@ -97,7 +97,7 @@ def jvp(primals, tangents, **params):
     outs = scan_p.bind(*primals, **params)
     de, dz, _ = unpack(spec, tangents, params["seeded"], params["masked"])
     if all(is_zero(t) for t in (*de, *(dz or ()))):
-        return outs, [zero_of(v) for v in outs]
+        return outs, [zero_tangent(v) for v in outs]
     de = [float_tangent(p, t) for p, t in zip(elements, de, strict=True)]
     dz = init and [float_tangent(p, t) for p, t in zip(init, dz, strict=True)]
     if spec.reducer.native == "add":

@@ -35,11 +35,6 @@ def is_float(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
-def zero_of(primal: Any) -> Any:
-    """The symbolic zero tangent of a value."""
-    return ad.Zero.from_primal_value(primal)  # pyright: ignore
-
-
 def is_zero(tangent: Any) -> bool:
     """True for symbolic zeros and for the tangents of integers."""
     return type(tangent) is ad.Zero or tangent.dtype == jax.dtypes.float0

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 from jaxtile import _jax_private, formats
 from jaxtile.errors import NoDerivativeError, TileShapeError, TileTypeError, message
@@ -83,15 +84,7 @@ def map_arrays(fn: Callable[..., Any], *args: Any, name: str = "map") -> Any:
     leaves, tree = jax.tree.flatten(args)
     constants = tuple((v,) if isinstance(v, bool | int | float) else () for v in leaves)
     arrays = [v for v, constant in zip(leaves, constants, strict=True) if not constant]
-    if not arrays:
-        raise TileTypeError(
-            message(
-                name,
-                expected="at least one array",
-                got=f"{len(leaves)} Python scalars",
-                way_out="Wrap one with jnp.asarray.",
-            )
-        )
+    _require_array(arrays, len(leaves), name)
     call = functools.partial(_call, fn, tree, constants)
     for v in arrays:
         formats.require_arithmetic(v.dtype, name)
@@ -106,6 +99,18 @@ def map_arrays(fn: Callable[..., Any], *args: Any, name: str = "map") -> Any:
     arrays = _jax_private.align_varying(arrays)
     outs = map_p.bind(*arrays, region=Region(call, name))
     return jax.tree.unflatten(jax.tree.structure(out), outs)
+
+
+def _require_array(arrays, count, name):
+    if not arrays:
+        raise TileTypeError(
+            message(
+                name,
+                expected="at least one array",
+                got=f"{count} Python scalars",
+                way_out="Wrap one with jnp.asarray.",
+            )
+        )
 
 
 def _call(fn, tree, constants, *scalars):
@@ -154,7 +159,7 @@ def _hoist(call, arrays, name):
         kept.append(None if lifted else const)
         if lifted:
             captured.append(jnp.asarray(const))
-        elif isinstance(const, jax.core.Tracer):
+        elif isinstance(const, core.Tracer):
             raise TileShapeError(
                 message(
                     name,
@@ -173,11 +178,11 @@ def _hoist(call, arrays, name):
 def _fill(jaxpr, kept, *scalars):
     given = iter(scalars)
     consts = [next(given) if k is None else k for k in kept]
-    return jax.core.eval_jaxpr(jaxpr, consts, *given)
+    return core.eval_jaxpr(jaxpr, consts, *given)
 
 
 def _replay(closed, out, *scalars):
-    outs = jax.core.eval_jaxpr(*as_closed(closed), *scalars)
+    outs = core.eval_jaxpr(*as_closed(closed), *scalars)
     return jax.tree.unflatten(jax.tree.structure(out), outs)
 
 
@@ -284,7 +289,7 @@ def _jvp(primals, tangents, *, region):
         coefficients = map_p.bind(*primals, region=jacobian)
     rows = {j: n for n, j in enumerate(floats)}
     columns = {i: n for n, i in enumerate(active)}
-    terms = [(rows[j], n, columns[i]) for n, (j, i) in enumerate(wanted)]
+    terms: list[tuple] = [(rows[j], n, columns[i]) for n, (j, i) in enumerate(wanted)]
     for k, value in constant.items():
         if value != 0:
             j, i = keys[k]

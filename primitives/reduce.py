@@ -27,7 +27,7 @@ from jaxtile.errors import NoDerivativeError, TileShapeError, message
 from jaxtile.policy import Kind, ordered_tree
 from jaxtile.primitives import _fold, _native
 from jaxtile.primitives._bind import bind_reduce, reduce_p
-from jaxtile.primitives._define import Out, define
+from jaxtile.primitives._define import Out, define, zero_tangent
 from jaxtile.primitives._operands import batch_fibres, check_operands, unpack
 from jaxtile.primitives._scalar import convert, elementwise
 from jaxtile.primitives._spec import Spec, make_spec
@@ -37,7 +37,6 @@ from jaxtile.primitives._tangent import (
     float_tangent,
     is_zero,
     prefix_tangents,
-    zero_of,
 )
 
 
@@ -218,7 +217,7 @@ def _jvp(primals, tangents, *, spec, axes, policy, seeded, masked, finish, out):
     outs = bind_reduce(spec, elements, init, mask, finish=finish, out=out, **params)
     de, dz, _ = unpack(spec, tangents, seeded, masked)
     if all(is_zero(t) for t in (*de, *(dz or ()))):
-        return outs, [zero_of(v) for v in outs]
+        return outs, [zero_tangent(v) for v in outs]
     de = [float_tangent(p, t) for p, t in zip(elements, de, strict=True)]
     dz = init and [float_tangent(p, t) for p, t in zip(init, dz, strict=True)]
     if spec.reducer.native == "add":

@@ -25,8 +25,7 @@ def report(monkeypatch):
 
 def test_support_table_is_current(report):
     _, shown, _ = report.marked(README.read_text(), "support")
-    assert shown == report.support_block(), REFILL
-    assert str(jt.support_table()).strip() in shown
+    assert shown.strip() == jt.support_table().strip(), REFILL
 
 
 def test_benchmark_table_is_the_committed_one(report):

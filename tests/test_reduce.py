@@ -1,6 +1,4 @@
-"""reduce: bits against the oracles, then what each parameter means."""
-
-import zlib
+"""reduce: what each parameter means."""
 
 import hypothesis.strategies as st
 import jax
@@ -12,232 +10,13 @@ from hypothesis import given, settings
 
 import jaxtile as jt
 import oracle
+from fibres import REDUCERS, STRICT, floats, rng_of, stacked
 from oracle import same_bits
 
-_LENGTHS = (1, 2, 3, 5, 7, 8, 42, 127, 128, 129)
-_STRICT = ("fold_left", "fold_right", "fixed_tree")
 
-
-def _rng(*key):
-    return np.random.default_rng(zlib.crc32(repr(key).encode()))
-
-
-def _floats(rng, shape):
-    return rng.standard_normal(shape).astype(np.float32)
-
-
-def _near_one(rng, shape):
-    return rng.uniform(0.8, 1.2, shape).astype(np.float32)
-
-
-def _special(rng, shape):
-    values = np.array([np.nan, np.inf, -np.inf, 0, -0.0, 1, -1, 2, 2], np.float32)
-    return rng.choice(
-        values, shape, p=[0.02, 0.06, 0.06, 0.2, 0.2, 0.1, 0.1, 0.13, 0.13]
-    )
-
-
-def _ints(rng, shape):
-    return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
-
-
-def _last_valid(a, b):
-    """A state of mixed dtypes: the last index whose flag is set, and a sum."""
-    (af, ai, ax), (bf, bi, bx) = a, b
-    return af | bf, jnp.where(bf, bi, ai), ax + bx
-
-
-_MIXED = jt.Reducer(merge=_last_valid, laws=jt.Laws(True), name="last valid")
-_MIXED_ORACLE = oracle.Op(
-    lambda a, b: (a[0] | b[0], b[1] if b[0] else a[1], a[2] + b[2])
-)
-
-
-def _flags(rng, shape):
-    return rng.random(shape) < 0.3
-
-
-def _int16(rng, shape):
-    return rng.integers(-300, 300, shape).astype(np.int16)
-
-
-_MINUS = jt.Reducer(merge=lambda a, b: a - b, name="minus")
-_TWICE = jt.Reducer(merge=lambda a, b: a * b + b, name="user's a * b + b")
-_TWICE_ORACLE = oracle.Op(lambda a, b: (a[0] * b[0] + b[0],))
-
-# name: reducer, oracle, makers of the element's leaves
-_REDUCERS = {
-    "add": (jt.add, oracle.ADD, [_floats]),
-    "multiply": (jt.multiply, oracle.MULTIPLY, [_near_one]),
-    "maximum": (jt.maximum, oracle.MAXIMUM, [_special]),
-    "minimum": (jt.minimum, oracle.MINIMUM, [_special]),
-    "maximum_number": (jt.maximum_number, oracle.MAXIMUM_NUMBER, [_special]),
-    "minimum_number": (jt.minimum_number, oracle.MINIMUM_NUMBER, [_special]),
-    "argmax": (jt.argmax, oracle.argmax(), [_special]),
-    "argmin": (jt.argmin, oracle.argmin(), [_special]),
-    "argmax last": (jt.argmax(ties="last"), oracle.argmax("last"), [_special]),
-    "argmin ignore": (
-        jt.argmin(nan="ignore"),
-        oracle.argmin(nan="ignore"),
-        [_special],
-    ),
-    "int add": (jt.add, oracle.ADD, [_ints]),
-    "xor": (jt.bitwise_xor, oracle.XOR, [_ints]),
-    "welford": (jt.welford, oracle.WELFORD, [_floats]),
-    "affine": (jt.affine, oracle.AFFINE, [_near_one, _floats]),
-    "mixed": (_MIXED, _MIXED_ORACLE, [_flags, _int16, _floats]),
-    "minus": (_MINUS, oracle.SUBTRACT, [_floats]),
-    "user": (_TWICE, _TWICE_ORACLE, [_near_one]),
-}
-
-
-def _raw(reducer):
-    """The reducer without its finish, so that whole states are compared."""
-    return reducer if reducer is not jt.affine else _RAW_AFFINE
-
-
-_RAW_AFFINE = jt.Reducer(
-    merge=jt.affine.merge, identity=jt.affine.identity, laws=jt.affine.laws
-)
-
-
-def _element(leaves):
-    return leaves[0] if len(leaves) == 1 else tuple(map(jnp.asarray, leaves))
-
-
-def _stack(states, shape):
-    return [np.array(leaf).reshape(shape) for leaf in zip(*states, strict=True)]
-
-
-def _legal(name, policy):
-    return not (policy == "fixed_tree" and name in ("minus", "user"))
-
-
-_BIT_CASES = [
-    (name, policy, n)
-    for name in _REDUCERS
-    for policy in _STRICT
-    if _legal(name, policy)
-    for n in sorted(_rng(name, policy).choice(_LENGTHS, 2, replace=False).tolist())
-]
-
-
-@pytest.mark.parametrize(("name", "policy", "n"), _BIT_CASES)
-def test_bits(name, policy, n):
-    rng = _rng(name, policy, n)
-    reducer, op, makers = _REDUCERS[name]
-    axis = int(rng.integers(2))
-    leaves = [make(rng, (3, n)) for make in makers]
-    mask = rng.random((3, n)) < 0.6 if rng.random() < 0.5 else None
-    if mask is not None:
-        mask[:, rng.integers(n)] = True  # an empty fibre is another test
-    placed = [jnp.asarray(v if axis else v.T) for v in leaves]
-    where = None if mask is None else jnp.asarray(mask if axis else mask.T)
-    got = jt.reduce(_element(placed), axis, _raw(reducer), where=where, policy=policy)
-    flags = [None] * 3 if mask is None else mask
-    want = [
-        oracle.REDUCTIONS[policy](op, row, mask=m)
-        for row, m in zip(oracle.rows(leaves), flags, strict=True)
-    ]
-    for g, w in zip(jax.tree.leaves(got), _stack(want, 3), strict=True):
-        same_bits(g, w)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", _REDUCERS)
-@pytest.mark.parametrize("policy", _STRICT)
-@pytest.mark.parametrize("n", [*_LENGTHS, 1000])
-def test_bits_everywhere(name, policy, n):
-    if _legal(name, policy):
-        test_bits(name, policy, n)
-
-
-_SEEDS = {
-    "add": (0.5,),
-    "multiply": (1.25,),
-    "maximum": (1.0,),
-    "affine": (0.5, 2.0),
-    "minus": (0.5,),
-}
-
-
-@pytest.mark.parametrize("name", _SEEDS)
-@pytest.mark.parametrize("policy", _STRICT)
-def test_seed_bits(name, policy):
-    if not _legal(name, policy):
-        return
-    reducer, op, makers = _REDUCERS[name]
-    rng = _rng("seed", name, policy)
-    leaves = [make(rng, (2, 7)) for make in makers]
-    mask = rng.random((2, 7)) < 0.5
-    mask[1] = False  # nothing but the seed
-    seed = tuple(np.float32(v) for v in _SEEDS[name])
-    init = jax.tree.map(jnp.asarray, seed if len(seed) > 1 else seed[0])
-    got = jt.reduce(
-        _element(leaves), 1, _raw(reducer), init=init, where=mask, policy=policy
-    )
-    rows = oracle.rows(leaves)
-    want = [oracle.REDUCTIONS[policy](op, rows[i], seed, mask[i]) for i in (0, 1)]
-    for g, w in zip(jax.tree.leaves(got), _stack(want, 2), strict=True):
-        same_bits(g, w)
-
-
-@pytest.mark.parametrize("policy", _STRICT)
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
-@pytest.mark.parametrize("name", ["add", "multiply", "affine", "welford"])
-def test_narrow_floats_accumulate_wide(policy, dtype, name):
-    reducer, op, makers = _REDUCERS[name]
-    rng = _rng("narrow", policy, name)
-    leaves = [make(rng, (2, 42)).astype(dtype) for make in makers]
-    got = jt.reduce(_element(leaves), 1, _raw(reducer), policy=policy)
-    wide = [v.astype(np.float32) for v in leaves]
-    want = [oracle.REDUCTIONS[policy](op, row) for row in oracle.rows(wide)]
-    for g, w in zip(jax.tree.leaves(got), _stack(want, 2), strict=True):
-        same_bits(g, w)
-
-
-@pytest.mark.parametrize("policy", _STRICT)
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
-@pytest.mark.parametrize("name", ["add", "multiply", "affine"])
-def test_each_combine_rounds_to_a_narrow_accumulator(policy, dtype, name):
-    reducer, op, makers = _REDUCERS[name]
-    rng = _rng("acc", policy, name)
-    leaves = [make(rng, (2, 42)) for make in makers]
-    got = jt.reduce(_element(leaves), 1, _raw(reducer), policy=policy, acc_dtype=dtype)
-    narrow = [v.astype(dtype) for v in leaves]
-    want = [oracle.REDUCTIONS[policy](op, row) for row in oracle.rows(narrow)]
-    for g, w in zip(jax.tree.leaves(got), _stack(want, 2), strict=True):
-        same_bits(g, w)
-
-
-@pytest.mark.parametrize("policy", _STRICT)
-@pytest.mark.parametrize("name", ["add", "affine", "argmax"])
-def test_a_row_has_the_same_bits_in_every_batch(policy, name):
-    reducer, _, makers = _REDUCERS[name]
-    rng = _rng("batch", policy, name)
-    leaves = [jnp.asarray(make(rng, (64, 43))) for make in makers]
-
-    def run(element, axis=-1):
-        return jt.reduce(element, axis, _raw(reducer), policy=policy)
-
-    def check(got, rows):
-        for g, w in zip(jax.tree.leaves(got), whole, strict=True):
-            same_bits(g, np.asarray(w)[rows])
-
-    element = _element(leaves)
-    whole = jax.tree.leaves(run(element))
-    for rows in (slice(0, 1), slice(0, 3)):
-        check(run(jax.tree.map(lambda v, r=rows: v[r], element)), rows)
-    check(run(jax.tree.map(jnp.transpose, element), 0), slice(None))
-    check(jax.jit(jax.vmap(run))(element), slice(None))
-    one = jax.jit(run)
-    for i in (0, 17, 63):
-        check(one(jax.tree.map(lambda v, i=i: v[i], element)), i)
-
-
-@pytest.mark.parametrize("policy", ["unordered_tree", *_STRICT])
+@pytest.mark.parametrize("policy", ["unordered_tree", *STRICT])
 def test_several_axes_are_lexicographic(policy):
-    x = _floats(_rng("axes"), (3, 4, 5))
+    x = floats(rng_of("axes"), (3, 4, 5))
     for axes in ((0, 2), (2, 0), [-1, 0]):
         got = jt.reduce(x, axes, jt.add, policy=policy)
         flat = x.transpose(1, 0, 2).reshape(4, 15)
@@ -261,7 +40,7 @@ def test_several_axes_are_lexicographic(policy):
 def test_any_tree_keeps_the_error_bound(policy, n):
     # n - 1 additions in whatever grouping: each partial sum is at most sum|x|, and each
     # addition errs by at most eps / 2 of it, to first order (Higham, section 4.2).
-    x = _floats(_rng("bound", n), (5, n))
+    x = floats(rng_of("bound", n), (5, n))
     got = jt.reduce(x, 1, jt.add, policy=policy)
     eps = np.finfo(np.float32).eps
     for g, row in zip(np.asarray(got), x, strict=True):
@@ -272,18 +51,18 @@ def test_any_tree_keeps_the_error_bound(policy, n):
 @pytest.mark.parametrize("policy", jt.policy.ALL, ids=repr)
 @pytest.mark.parametrize("name", ["maximum", "minimum_number", "argmin", "xor"])
 def test_exact_reducers_do_not_depend_on_the_policy(policy, name):
-    reducer, op, makers = _REDUCERS[name]
-    x = makers[0](_rng("exact", name), (4, 129))
+    reducer, op, makers, _ = REDUCERS[name]
+    x = makers[0](rng_of("exact", name), (4, 129))
     got = jt.reduce(x, 1, reducer, policy=policy)
     want = [oracle.fold_left(op, row) for row in oracle.rows([x])]
-    for g, w in zip(jax.tree.leaves(got), _stack(want, 4), strict=True):
+    for g, w in zip(jax.tree.leaves(got), stacked(want, 4), strict=True):
         same_bits(g, w)
 
 
 @pytest.mark.parametrize("policy", jt.policy.ALL, ids=repr)
 @pytest.mark.parametrize("n", [1, 42, 1000])
 def test_logaddexp_is_close(policy, n):
-    x = 3 * _floats(_rng("lse", n), (3, n))
+    x = 3 * floats(rng_of("lse", n), (3, n))
     got = jt.reduce(x, 1, jt.logaddexp, policy=policy)
     want = np.logaddexp.reduce(x.astype(np.float64), axis=1)
     # Each of the n merges errs by a few eps of a value that is at most max|x| + log n.
@@ -317,7 +96,7 @@ def test_accumulator_rule(dtype):
 def test_64_bits(x64, dtype):
     x = np.arange(1, 8, dtype=dtype).reshape(1, 7) / np.array(2, dtype)
     x = x.astype(dtype)
-    for policy in _STRICT:
+    for policy in STRICT:
         got = jt.reduce(jnp.asarray(x), 1, jt.add, policy=policy)
         (row,) = oracle.rows([x])
         same_bits(got, np.array([oracle.REDUCTIONS[policy](oracle.ADD, row)[0]]))

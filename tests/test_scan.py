@@ -1,228 +1,18 @@
-"""scan: bits against the oracles, then what each parameter means."""
-
-import itertools
-import zlib
+"""scan: what each parameter means."""
 
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 import jaxtile as jt
 import oracle
+from fibres import floats, ints, rng_of
 from oracle import same_bits
 
-_LENGTHS = (1, 2, 3, 5, 7, 8, 42, 127, 128, 129)
-_STRICT = ("fold_left", "fold_right", "fixed_tree")
 _DIRECTIONS = ("prefix", "suffix", "reverse")
-
-
-def _rng(*key):
-    return np.random.default_rng(zlib.crc32(repr(key).encode()))
-
-
-def _floats(rng, shape):
-    return rng.standard_normal(shape).astype(np.float32)
-
-
-def _near_one(rng, shape):
-    return rng.uniform(0.8, 1.2, shape).astype(np.float32)
-
-
-def _special(rng, shape):
-    values = np.array([np.nan, np.inf, -np.inf, 0, -0.0, 1, -1, 2, 2], np.float32)
-    return rng.choice(
-        values, shape, p=[0.02, 0.06, 0.06, 0.2, 0.2, 0.1, 0.1, 0.13, 0.13]
-    )
-
-
-def _ints(rng, shape):
-    return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
-
-
-def _flags(rng, shape):
-    return rng.random(shape) < 0.3
-
-
-def _int16(rng, shape):
-    return rng.integers(-300, 300, shape).astype(np.int16)
-
-
-def _last_valid(a, b):
-    (af, ai), (bf, bi) = a, b
-    return af | bf, jnp.where(bf, bi, ai)
-
-
-_MIXED = jt.Reducer(merge=_last_valid, laws=jt.Laws(True), name="last valid")
-_MIXED_ORACLE = oracle.Op(lambda a, b: (a[0] | b[0], b[1] if b[0] else a[1]))
-_RAW_AFFINE = jt.Reducer(
-    merge=jt.affine.merge, identity=jt.affine.identity, laws=jt.affine.laws
-)
-_MINUS = jt.Reducer(merge=lambda a, b: a - b, name="minus")
-
-# name: reducer, oracle, makers of the element's leaves, a seed
-_REDUCERS = {
-    "add": (jt.add, oracle.ADD, [_floats], (0.5,)),
-    "multiply": (jt.multiply, oracle.MULTIPLY, [_near_one], (1.5,)),
-    "maximum": (jt.maximum, oracle.MAXIMUM, [_special], (-1.0,)),
-    "minimum": (jt.minimum, oracle.MINIMUM, [_special], (1.0,)),
-    "argmax": (jt.argmax, oracle.argmax(), [_special], None),
-    "argmin last": (jt.argmin(ties="last"), oracle.argmin("last"), [_special], None),
-    "xor": (jt.bitwise_xor, oracle.XOR, [_ints], None),
-    "welford": (jt.welford, oracle.WELFORD, [_floats], (2.0, 0.5, 1.0)),
-    "affine": (_RAW_AFFINE, oracle.AFFINE, [_near_one, _floats], (0.5, 2.0)),
-    "mixed": (_MIXED, _MIXED_ORACLE, [_flags, _int16], None),
-    "minus": (_MINUS, oracle.SUBTRACT, [_floats], (0.5,)),
-}
-
-
-def _element(leaves):
-    return leaves[0] if len(leaves) == 1 else tuple(map(jnp.asarray, leaves))
-
-
-def _init(seed, fibre):
-    if seed is None:
-        return None
-    leaves = [jnp.full(fibre, v, jnp.float32) for v in seed]
-    return leaves[0] if len(leaves) == 1 else tuple(leaves)
-
-
-def _check_states(got, want, known):
-    """Compare leaf by leaf where there is a state; elsewhere it is the empty value."""
-    for k, leaf in enumerate(jax.tree.leaves(got)):
-        leaf = np.asarray(leaf)
-        expected = leaf.copy()
-        for place in np.argwhere(known):
-            expected[tuple(place)] = want[tuple(place)][k]
-        same_bits(leaf, expected)
-
-
-def _as_array(nested):
-    out = np.empty((len(nested), len(nested[0])), object)
-    for i, j in np.ndindex(out.shape):
-        out[i, j] = nested[i][j]
-    return out
-
-
-def _legal(name, policy):
-    return not (policy == "fixed_tree" and name == "minus")
-
-
-def _cases():
-    """Each reducer, policy and direction once, the other choices drawn by seed."""
-    for name, policy, direction in itertools.product(_REDUCERS, _STRICT, _DIRECTIONS):
-        if _legal(name, policy):
-            rng = _rng(name, policy, direction)
-            seeded = _REDUCERS[name][3] is not None and rng.random() < 0.5
-            exclusive = bool(seeded and rng.random() < 0.6)
-            masked, axis = bool(rng.random() < 0.5), int(rng.integers(2))
-            n = int(rng.choice(_LENGTHS))
-            yield name, policy, direction, n, seeded, exclusive, masked, axis
-
-
-@pytest.mark.parametrize(
-    ("name", "policy", "direction", "n", "seeded", "exclusive", "masked", "axis"),
-    list(_cases()),
-)
-def test_bits(name, policy, direction, n, seeded, exclusive, masked, axis):
-    rng = _rng("data", name, policy, direction, n)
-    reducer, op, makers, seed = _REDUCERS[name]
-    leaves = [make(rng, (2, n)) for make in makers]
-    mask = rng.random((2, n)) < 0.6 if masked else None
-    seed = tuple(np.float32(v) for v in seed) if seeded else None
-    got, last = jt.scan(
-        _element([v if axis else v.T for v in map(jnp.asarray, leaves)]),
-        axis,
-        reducer,
-        init=_init(seed, (2,)),
-        where=None if mask is None else jnp.asarray(mask if axis else mask.T),
-        exclusive=exclusive,
-        direction=direction,
-        return_final=True,
-        policy=policy,
-    )
-    got = [v if axis else v.T for v in jax.tree.leaves(got)]
-    flags = [None] * 2 if mask is None else mask
-    rows = list(zip(oracle.rows(leaves), flags, strict=True))
-    want = _as_array(
-        [oracle.scan(op, r, policy, seed, m, direction, exclusive) for r, m in rows]
-    )
-    _check_states(got, want, np.vectorize(lambda v: v is not None)(want))
-    ends = _as_array(
-        [[oracle.final(op, r, policy, seed, m, direction)] for r, m in rows]
-    )
-    ends = ends[:, 0]
-    _check_states(last, ends, np.array([v is not None for v in ends]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", _REDUCERS)
-@pytest.mark.parametrize("policy", _STRICT)
-@pytest.mark.parametrize("direction", _DIRECTIONS)
-@pytest.mark.parametrize("n", _LENGTHS)
-@pytest.mark.parametrize("masked", [False, True])
-def test_bits_everywhere(name, policy, direction, n, masked):
-    if _legal(name, policy):
-        seeded = _REDUCERS[name][3] is not None
-        test_bits(name, policy, direction, n, seeded, seeded, masked, n % 2)
-
-
-@pytest.mark.parametrize("policy", _STRICT)
-@pytest.mark.parametrize("n", [42, 129])
-def test_masked_prefix_of_nothing_is_the_empty_value(policy, n):
-    x = jnp.full((2, n), jnp.nan)
-    where = jnp.arange(n) >= n - 1
-    got = jt.scan(x, 1, jt.add, where=where, policy=policy)
-    same_bits(got[:, :-1], np.zeros((2, n - 1), np.float32))
-    got = jt.scan(x, 1, jt.multiply, where=where, policy=policy)
-    same_bits(got[:, :-1], np.ones((2, n - 1), np.float32))
-
-
-@pytest.mark.parametrize("policy", _STRICT)
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
-@pytest.mark.parametrize("name", ["add", "affine"])
-@pytest.mark.parametrize("narrow", [False, True])
-def test_accumulators(policy, dtype, name, narrow):
-    reducer, op, makers, _ = _REDUCERS[name]
-    leaves = [
-        make(_rng(policy, name, narrow), (2, 19)).astype(dtype) for make in makers
-    ]
-    acc = dtype if narrow else np.float32
-    got = jt.scan(
-        _element(leaves), 1, reducer, policy=policy, acc_dtype=dtype if narrow else None
-    )
-    rows = oracle.rows([v.astype(acc) for v in leaves])
-    want = _as_array([oracle.scan(op, row, policy) for row in rows])
-    _check_states(jax.tree.leaves(got), want, np.ones(want.shape, bool))
-
-
-@pytest.mark.parametrize("policy", ["fold_left", "fixed_tree"])
-@pytest.mark.parametrize("name", ["add", "affine"])
-def test_a_row_has_the_same_bits_in_every_batch(policy, name):
-    reducer, _, makers, _ = _REDUCERS[name]
-    leaves = [jnp.asarray(make(_rng("rows", name), (64, 43))) for make in makers]
-
-    def run(element, axis=-1):
-        return jax.tree.leaves(jt.scan(element, axis, reducer, policy=policy))
-
-    element = _element(leaves)
-    whole = run(element)
-    for size in (1, 3):
-        for g, w in zip(
-            run(jax.tree.map(lambda v, n=size: v[:n], element)), whole, strict=True
-        ):
-            same_bits(g, w[:size])
-    turned = run(jax.tree.map(jnp.transpose, element), 0)
-    mapped = jax.jit(jax.vmap(run))(element)
-    one = jax.jit(run)
-    single = one(jax.tree.map(lambda v: v[17], element))
-    for t, m, s, w in zip(turned, mapped, single, whole, strict=True):
-        same_bits(t.T, w)
-        same_bits(m, w)
-        same_bits(s, w[17])
 
 
 @pytest.mark.parametrize("direction", _DIRECTIONS)
@@ -230,7 +20,7 @@ def test_a_row_has_the_same_bits_in_every_batch(policy, name):
 def test_ordered_tree_keeps_the_error_bound(direction, n):
     # Each prefix is some grouping of at most n terms: every addition errs by at most
     # eps / 2 of a partial sum that is at most sum|x| (Higham, section 4.2).
-    x = _floats(_rng("bound", n), (2, n))
+    x = floats(rng_of("bound", n), (2, n))
     got = np.asarray(jt.scan(x, 1, jt.add, direction=direction), np.float64)
     order = x if direction == "prefix" else x[:, ::-1]
     want = np.array([oracle.exact_prefixes(row.astype(float)) for row in order])
@@ -242,7 +32,7 @@ def test_ordered_tree_keeps_the_error_bound(direction, n):
 @pytest.mark.parametrize("n", [1, 42, 1000, 1601])
 @pytest.mark.parametrize("policy", jt.policy.ALL[1:3], ids=repr)
 def test_integer_affine_is_the_loop(n, policy):
-    rng = _rng("int affine", n)
+    rng = rng_of("int affine", n)
     a, b = rng.integers(-3, 4, (2, n)).astype(np.int32)
     h, want = np.int32(5), []
     with np.errstate(over="ignore"):
@@ -255,7 +45,7 @@ def test_integer_affine_is_the_loop(n, policy):
 
 @pytest.mark.parametrize("policy", [p for p in jt.policy.ALL if p.name != "fold_right"])
 @pytest.mark.parametrize("direction", _DIRECTIONS)
-def test_first_prefix_is_the_element(policy, direction):
+def test_first_prefix_is_theelement(policy, direction):
     if policy is jt.policy.fold_left and direction == "suffix":
         return
     bits = np.array([0x80000000, 0x00000001, 0x7FC00001], np.uint32)
@@ -272,7 +62,7 @@ def test_first_prefix_is_the_element(policy, direction):
 
 @pytest.mark.parametrize("policy", jt.policy.ALL, ids=repr)
 def test_unordered_scan_of_a_commutative_reducer(policy):
-    x = _ints(_rng("unordered"), (2, 42))
+    x = ints(rng_of("unordered"), (2, 42))
     got = jt.scan(x, 1, jt.bitwise_xor, policy=policy)
     np.testing.assert_array_equal(got, np.bitwise_xor.accumulate(x, axis=1))
 
@@ -291,7 +81,7 @@ def test_empty_axis_and_empty_batch(policy, direction):
 
 
 def test_logaddexp_is_close():
-    x = 3 * _floats(_rng("lse"), (2, 300))
+    x = 3 * floats(rng_of("lse"), (2, 300))
     want = np.logaddexp.accumulate(x.astype(np.float64), axis=1)
     # A few eps of a value that is at most max|x| + log n, for each of n merges.
     bound = 4 * 300 * np.finfo(np.float32).eps * (np.abs(x).max() + 7)

@@ -1,0 +1,272 @@
+"""What reduce and scan share in taking arguments: tiles, axes, seeds, masks, dtypes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtile import formats
+from jaxtile._jax_private import align_varying
+from jaxtile.dims import Dim
+from jaxtile.errors import TileShapeError, TileTypeError, message
+from jaxtile.primitives._scalar import convert
+from jaxtile.primitives._spec import Spec, make_spec
+from jaxtile.reducers import Reducer
+from jaxtile.tile import Tile
+
+
+def is_tile(value: Any) -> bool:
+    """True for tiles."""
+    return isinstance(value, Tile)
+
+
+def _untile(op: str, x: Any):
+    """The pytree with arrays for tiles, and the dims they all have (None: arrays)."""
+    leaves = jax.tree.leaves(x, is_leaf=is_tile)
+    tiles = [v for v in leaves if is_tile(v)]
+    if not tiles:
+        return x, None
+    dims = tiles[0].dims
+    if len(tiles) != len(leaves) or any(t.dims != dims for t in tiles):
+        raise TileShapeError(
+            message(
+                op,
+                expected="element leaves that are all tiles of the same dims",
+                got=f"{[t.dims for t in tiles]} among {len(leaves)} leaves",
+                way_out="Broadcast or transpose the tiles to the same dims.",
+            )
+        )
+    return jax.tree.map(lambda t: t.array, x, is_leaf=is_tile), dims
+
+
+def _arrays(op: str, leaves: Sequence) -> list:
+    out = []
+    for leaf in leaves:
+        try:
+            array = jnp.asarray(leaf)
+        except TypeError as error:
+            raise TileTypeError(
+                message(
+                    op,
+                    expected="arrays, numbers or tiles",
+                    got=type(leaf).__name__,
+                    way_out="Pass a pytree of arrays.",
+                )
+            ) from error
+        formats.require_arithmetic(array.dtype, op)
+        out.append(array)
+    if not out:
+        raise TileTypeError(
+            message(op, expected="at least one array", got="none", way_out="Pass x.")
+        )
+    return out
+
+
+def _one_axis(op: str, axis: Any, ndim: int, dims) -> int:
+    if isinstance(axis, Dim):
+        if dims is None or axis not in dims:
+            raise TileShapeError(
+                message(
+                    op,
+                    expected=f"one of the tile's dims {dims}",
+                    got=repr(axis),
+                    way_out="Pass a Dim of the tile, or an integer axis of an array.",
+                )
+            )
+        return dims.index(axis)
+    try:
+        place = operator.index(axis)
+    except TypeError as error:
+        raise TileTypeError(
+            message(
+                op,
+                expected="an integer axis or a Dim",
+                got=repr(axis),
+                way_out="Name the axis to work along.",
+            )
+        ) from error
+    if not -ndim <= place < ndim:
+        raise TileShapeError(
+            message(
+                op,
+                expected=f"an axis in [{-ndim}, {ndim})",
+                got=str(place),
+                way_out="Axes count from 0, or from the end with negative numbers.",
+            )
+        )
+    return place % ndim
+
+
+def _axes(op: str, axis: Any, ndim: int, dims) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(ndim))
+    many = axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = tuple(sorted(_one_axis(op, a, ndim, dims) for a in many))
+    if len(set(axes)) != len(axes):
+        raise TileShapeError(
+            message(
+                op,
+                expected="each axis once",
+                got=str(many),
+                way_out="Drop the repetition.",
+            )
+        )
+    return axes
+
+
+def _spec(op, reducer, tree, arrays, axes, acc_dtype) -> Spec:
+    if not isinstance(reducer, Reducer):
+        raise TileTypeError(
+            message(
+                op,
+                expected="a Reducer",
+                got=repr(reducer),
+                way_out="Pass jt.add, jt.maximum, ... or jt.Reducer(merge=...).",
+            )
+        )
+    count = int(np.prod([arrays[0].shape[a] for a in axes], dtype=np.int64))
+    index = jnp.int32 if count < 2**31 else jnp.int64
+    return make_spec(reducer, tree, [v.dtype for v in arrays], acc_dtype, index, op)
+
+
+def _seed(op, spec: Spec, init: Any, shape) -> list | None:
+    """Seed leaves of the fibres' shape in the state's dtypes."""
+    if init is None:
+        return None
+    init = jax.tree.map(lambda v: v.array if is_tile(v) else v, init, is_leaf=is_tile)
+    leaves, tree = jax.tree.flatten(init)
+    if tree != spec.state_tree and len(leaves) != len(spec.states):
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"init like the state, {spec.state_tree}",
+                got=str(tree),
+                way_out="Seed with a state: what return_final gives, or the identity's "
+                "structure.",
+            )
+        )
+    out = []
+    for leaf, dtype in zip(leaves, spec.states, strict=True):
+        array = jnp.asarray(leaf)
+        if not np.can_cast(array.dtype, dtype, "same_kind") and not (
+            jnp.issubdtype(array.dtype, jnp.integer)
+            and np.array(leaf).ndim == 0
+            and jnp.issubdtype(dtype, jnp.floating)
+        ):
+            raise TileTypeError(
+                message(
+                    op,
+                    expected=f"init of dtype {dtype.name}",
+                    got=array.dtype.name,
+                    way_out="Cast init, or state acc_dtype=.",
+                )
+            )
+        try:
+            out.append(jnp.broadcast_to(convert(array, dtype), shape))
+        except ValueError as error:
+            raise TileShapeError(
+                message(
+                    op,
+                    expected=f"init that broadcasts to {tuple(shape)}",
+                    got=str(array.shape),
+                    way_out="One seed a fibre: the shape without the reduced axes.",
+                )
+            ) from error
+    return out
+
+
+def _mask(op, where: Any, shape):
+    if where is None:
+        return None
+    mask = jnp.asarray(where.array if is_tile(where) else where)
+    if mask.dtype != bool:
+        raise TileTypeError(
+            message(
+                op,
+                expected="a bool mask",
+                got=str(mask.dtype),
+                way_out="Pass where=mask != 0.",
+            )
+        )
+    try:
+        return jnp.broadcast_to(mask, shape)
+    except ValueError as error:
+        raise TileShapeError(
+            message(
+                op,
+                expected=f"a mask that broadcasts to {tuple(shape)}",
+                got=str(mask.shape),
+                way_out="Give where= the elements' shape.",
+            )
+        ) from error
+
+
+def out_dtypes(op, spec: Spec, out_dtype: Any) -> tuple:
+    """The dtype of each result leaf; one dtype narrows the leaves of its kind."""
+    if out_dtype is None:
+        return spec.results
+    leaves, tree = jax.tree.flatten(out_dtype, is_leaf=lambda v: v is None)
+    if tree == spec.result_tree and len(leaves) > 1:
+        wanted = [
+            r if d is None else d for d, r in zip(leaves, spec.results, strict=True)
+        ]
+    else:
+        wanted = [
+            out_dtype if _kind(r) == _kind(out_dtype) or len(spec.results) == 1 else r
+            for r in spec.results
+        ]
+    for dtype in wanted:
+        formats.require_arithmetic(dtype, op)
+        formats.require_enabled(dtype, op)
+    return tuple(np.dtype(d) for d in wanted)
+
+
+def _kind(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(np.dtype(dtype), jnp.floating))
+
+
+def parts(op, x, axis, reducer, init, where, acc_dtype, one_axis):
+    """A call's arguments as operands: (spec, elements, seed, mask, axes, dims)."""
+    x, dims = _untile(op, x)
+    leaves, tree = jax.tree.flatten(x)
+    arrays = _arrays(op, leaves)
+    shape = arrays[0].shape
+    if one_axis and (axis is None or isinstance(axis, (tuple, list))):
+        raise TileTypeError(
+            message(op, expected="one axis", got=repr(axis), way_out="Scan one axis.")
+        )
+    for array in arrays:
+        if array.shape != shape:
+            raise TileShapeError(
+                message(
+                    op,
+                    expected=f"element leaves of one shape, {shape}",
+                    got=str(array.shape),
+                    way_out="Broadcast them first.",
+                )
+            )
+    axes = _axes(op, axis, len(shape), dims)
+    spec = _spec(op, reducer, tree, arrays, axes, acc_dtype)
+    kept = tuple(s for d, s in enumerate(shape) if d not in axes)
+    seed = _seed(op, spec, init, kept)
+    mask = _mask(op, where, shape)
+    aligned = align_varying(
+        [*arrays, *(seed or ()), *(() if mask is None else (mask,))]
+    )
+    n = len(arrays)
+    arrays, rest = aligned[:n], aligned[n:]
+    if seed is not None:
+        seed, rest = rest[: len(seed)], rest[len(seed) :]
+    return spec, arrays, seed, rest[0] if mask is not None else None, axes, dims
+
+
+def retile(tree, leaves, dims) -> Any:
+    """Result leaves as their pytree, of tiles where the operands were tiles."""
+    if dims is not None:
+        leaves = [Tile(v, dims) for v in leaves]
+    return jax.tree.unflatten(tree, leaves)

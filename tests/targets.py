@@ -1,0 +1,99 @@
+"""Lowering kernels for GPU and TPU, and compiling them for TPU, without either."""
+
+import contextlib
+import io
+
+import jax
+import numpy as np
+from jax.experimental import pallas as pl
+
+LINE = tuple(map(int, jax.__version__.split(".")[:2]))
+
+
+def spec(shape, dtype="float32"):
+    return jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
+
+
+def mesh(kind: str, cores: int, platform: str):
+    """What stands for the device while a kernel is traced and lowered."""
+    device = jax.sharding.AbstractDevice(kind, num_cores=cores, platform=platform)
+    auto = jax.sharding.AxisType.Auto
+    return jax.sharding.use_abstract_mesh(
+        jax.sharding.AbstractMesh((1,), ("x",), (auto,), abstract_device=device)
+    )
+
+
+def _lowered(kernel, args, platform, **jit):
+    traced = jax.jit(kernel, **jit).trace(*args)
+    return traced.lower(lowering_platforms=(platform,))
+
+
+def _printed(kernel, args, platform):
+    """The module that the kernel's `debug=True` prints while it is lowered."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        _lowered(kernel, args, platform)
+    return text.getvalue()
+
+
+def triton(body, out, *args) -> str:
+    from jax.experimental.pallas import triton as plt
+
+    params = plt.CompilerParams()
+    kernel = pl.pallas_call(body, out_shape=out, compiler_params=params, debug=True)
+    with mesh("NVIDIA H200", 132, "gpu"):
+        return _printed(kernel, args, "cuda")
+
+
+def tpu(body, out, *args) -> str:
+    kernel = pl.pallas_call(body, out_shape=out, debug=True)
+    with mesh("TPU v5 lite", 1, "tpu"):
+        return _printed(kernel, args, "tpu")
+
+
+def mosaic_gpu(body, out, *args, lane=False, **kwargs) -> str:
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    semantics = plgpu.LoweringSemantics
+    params = plgpu.CompilerParams(
+        lowering_semantics=semantics.Lane if lane else semantics.Warpgroup
+    )
+    # jax 0.10's kernel has no debug=: there the test is that it lowers at all.
+    debug = {"debug": True} if LINE > (0, 10) else {}
+    kernel = plgpu.kernel(
+        body, out_type=out, compiler_params=params, **debug, **kwargs
+    )
+    with mesh("NVIDIA H200", 132, "gpu"):
+        return _printed(kernel, args, "cuda")
+
+
+def load_tiled(ref):
+    """A value from global memory in whatever tiled layout its user picks."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    index = (...,) if LINE < (0, 11) else ()
+    return plgpu.load(ref, *index, optimized=False)
+
+
+def store_tiled(ref, value):
+    """To global memory from a tiled layout: before jax 0.12 a plain store does it."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, value, optimized=False)
+    else:
+        ref[...] = value
+
+
+def compile_for_tpu(body, out, *args):
+    """Compile a kernel with libtpu; raises what the compiler raises."""
+    from jax.experimental import topologies
+
+    described = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
+    device = jax.sharding.SingleDeviceSharding(described.devices[0])
+    kernel = pl.pallas_call(body, out_shape=out)
+    with mesh("TPU v5 lite", 1, "tpu"):
+        lowered = _lowered(
+            kernel, args, "tpu", in_shardings=device, out_shardings=device
+        )
+    return lowered.compile()
