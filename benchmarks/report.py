@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import json
 import os
 import platform
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,7 +46,7 @@ def circumstances() -> dict[str, Any]:
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
         "numpy": np.__version__,
         "commit": _git("rev-parse", "HEAD") + ("+changes" if changed else ""),
         "command": COMMAND,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ def check(claim: str, holds: object) -> None:
     print(f"  [{'ok' if bool(holds) else 'FAILED'}] {claim}")
 
 
-def same_bits(a: jax.Array, b: jax.Array) -> bool:
+def same_bits(a: Any, b: Any) -> bool:
     return np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
@@ -192,7 +193,7 @@ def kernel(digits: np.ndarray) -> None:
 
     p, total = pl.pallas_call(
         body,
-        grid=len(x) // rows,
+        grid=(len(x) // rows,),
         in_specs=[block(64)],
         out_specs=[block(64), block(1)],
         out_shape=[
@@ -230,7 +231,8 @@ def report(digits: np.ndarray) -> None:
 
 
 def main() -> int:
-    tumours, digits = load_breast_cancer().data, load_digits().data
+    tumours = np.asarray(load_breast_cancer(return_X_y=True)[0])
+    digits = np.asarray(load_digits(return_X_y=True)[0])
     print(f"jaxtile {jt.__version__}, jax {jax.__version__}, {jax.default_backend()}")
     order(tumours)
     pinned(tumours)

@@ -150,34 +150,34 @@ def _seed(op, spec: Spec, init: Any, shape) -> list | None:
                 "structure.",
             )
         )
-    out = []
-    for leaf, dtype in zip(leaves, spec.states, strict=True):
-        array = jnp.asarray(leaf)
-        if not np.can_cast(array.dtype, dtype, "same_kind") and not (
-            jnp.issubdtype(array.dtype, jnp.integer)
-            and np.array(leaf).ndim == 0
-            and jnp.issubdtype(dtype, jnp.floating)
-        ):
-            raise TileTypeError(
-                message(
-                    op,
-                    expected=f"init of dtype {dtype.name}",
-                    got=array.dtype.name,
-                    way_out="Cast init, or state acc_dtype=.",
-                )
+    pairs = zip(leaves, spec.states, strict=True)
+    return [_seed_leaf(op, leaf, dtype, shape) for leaf, dtype in pairs]
+
+
+def _seed_leaf(op, leaf, dtype, shape):
+    array = jnp.asarray(leaf)
+    number = array.ndim == 0 and jnp.issubdtype(array.dtype, jnp.integer)
+    fits = np.can_cast(array.dtype, dtype, "same_kind")
+    if not fits and not (number and jnp.issubdtype(dtype, jnp.floating)):
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"init of dtype {dtype.name}",
+                got=array.dtype.name,
+                way_out="Cast init, or state acc_dtype=.",
             )
-        try:
-            out.append(jnp.broadcast_to(convert(array, dtype), shape))
-        except ValueError as error:
-            raise TileShapeError(
-                message(
-                    op,
-                    expected=f"init that broadcasts to {tuple(shape)}",
-                    got=str(array.shape),
-                    way_out="One seed a fibre: the shape without the reduced axes.",
-                )
-            ) from error
-    return out
+        )
+    try:
+        return jnp.broadcast_to(convert(array, dtype), shape)
+    except ValueError as error:
+        raise TileShapeError(
+            message(
+                op,
+                expected=f"init that broadcasts to {tuple(shape)}",
+                got=str(array.shape),
+                way_out="One seed a fibre: the shape without the reduced axes.",
+            )
+        ) from error
 
 
 def _mask(op, where: Any, shape):

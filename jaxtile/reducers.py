@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxtile.errors import TileTypeError, message
 
@@ -66,6 +67,8 @@ def value_key(value: Any, _inside: tuple = ()) -> Hashable:
         return (value.__code__, id(value.__globals__), closure, defaults, keywords)
     if isinstance(value, functools.partial):
         return (key(value.func), tuple(map(key, value.args)), key(value.keywords))
+    if isinstance(value, np.generic | np.ndarray):
+        return (value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, float):
         return ("float", value.hex())  # -0.0 == 0.0, NaN != NaN: compare the bits
     if isinstance(value, tuple | list):

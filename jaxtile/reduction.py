@@ -12,7 +12,7 @@ from jaxtile import backends
 from jaxtile._arguments import is_tile, out_dtypes, parts, retile
 from jaxtile.composite import affine
 from jaxtile.dims import Dim
-from jaxtile.errors import TileValueError, message
+from jaxtile.errors import TileShapeError, TileValueError, message
 from jaxtile.policy import Policy, as_policy, ordered_tree, unordered_tree
 from jaxtile.primitives._bind import bind_reduce, bind_scan
 from jaxtile.reducers import Reducer
@@ -215,7 +215,17 @@ def linear_recurrence(
     """
     if not is_tile(a) and not is_tile(b):
         a, b = jnp.asarray(a), jnp.asarray(b)
-        shape = jnp.broadcast_shapes(a.shape, b.shape)
+        try:
+            shape = jnp.broadcast_shapes(a.shape, b.shape)
+        except ValueError as error:
+            raise TileShapeError(
+                message(
+                    "linear_recurrence",
+                    expected="a and b that broadcast to one shape",
+                    got=f"{a.shape} and {b.shape}",
+                    way_out="Give both the shape of h.",
+                )
+            ) from error
         a, b = jnp.broadcast_to(a, shape), jnp.broadcast_to(b, shape)
     init = None
     if h0 is not None:

@@ -39,6 +39,7 @@ class Traits:
         rewrites: scalar ops of floats that lower to another meaning, as functions of
             arrays that keep ours.
         shape: why a shape is refused, or None.
+        keeps_rounding: its compiler never removes a narrowing that is widened again.
     """
 
     formats: frozenset[str]
@@ -46,6 +47,7 @@ class Traits:
     lacks: Mapping[str, str]
     rewrites: Mapping[str, Callable] = field(default_factory=dict)
     shape: Callable[[Any], str | None] = lambda aval: None
+    keeps_rounding: bool = True
 
     def operand(self, aval: Any) -> str | None:
         """Why a value of this type is refused, or None."""
@@ -204,7 +206,13 @@ def define_elementwise(backend: Backend, traits: Traits) -> None:
 
     @backend.traces(cast_p, refuse_cast_p)
     def lower_cast(x, *, dtype):
-        return [cast_values(x, dtype)]
+        y = cast_values(x, dtype)
+        narrowed = y.dtype.itemsize == 2 and jnp.issubdtype(y.dtype, jnp.floating)
+        if traits.keeps_rounding or not narrowed or y.ndim == 0:
+            return [y]
+        # A select stands between the narrowing and a widening, which LLVM would fold
+        # into nothing in the middle of a chain of contractible ops.
+        return [lax.select(y == y, y, jnp.full_like(y, jnp.nan))]
 
     @backend.traces(bitcast_p, refuse_bitcast_p)
     def lower_bitcast(x, *, dtype):

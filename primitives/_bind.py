@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from jax import lax
 
-from jaxtile.policy import ordered_tree
+from jaxtile.policy import fold_left, fold_right, ordered_tree
 from jaxtile.primitives._define import new_primitive
 
 reduce_p = new_primitive("tile_reduce")
@@ -99,9 +99,12 @@ def bind_scan(
 def raw_prefixes(spec, elements, init, mask, axis):
     """Inclusive raw prefix states in source order, as the derivative needs them."""
     elements = list(elements[: spec.n_elements])
+    policy = ordered_tree
+    if not spec.reducer.laws.associative:
+        policy = fold_right if spec.swapped else fold_left
     if not spec.swapped:
         return bind_scan(
-            spec, elements, init, mask, axis=axis, policy=ordered_tree, finish=False
+            spec, elements, init, mask, axis=axis, policy=policy, finish=False
         )
     # A swapped spec is a flipped suffix: state it as one, so that kernels see it.
     back = flip(elements, axis)
@@ -113,7 +116,7 @@ def raw_prefixes(spec, elements, init, mask, axis):
         init,
         m,
         axis=axis,
-        policy=ordered_tree,
+        policy=policy,
         direction="suffix",
         finish=False,
     )

@@ -66,3 +66,29 @@ def argument(name, x, axes, index_dtype):
     index = pick(x, axis, index_dtype)
     value = jnp.take_along_axis(x, index[..., None], axis, mode="clip")[..., 0]
     return [value, index]
+
+
+def prefixes(spec, x, axis):
+    """Inclusive prefixes as one full-width window, which XLA turns into a tree.
+
+    The window starts from the identity, which keeps every bit; jax's own cumsum starts
+    from +0.0 and loses the sign of a leading -0.0.
+    """
+    n = x.shape[axis]
+    window, padding = [1] * x.ndim, [(0, 0)] * x.ndim
+    window[axis], padding[axis] = n, (n - 1, 0)
+    (identity,) = spec.identity(())
+
+    def merge(a, b):
+        return spec.merge([a], [b])[0]
+
+    return lax.reduce_window(x, identity, merge, window, (1,) * x.ndim, padding)
+
+
+def variadic(spec, states, axis):
+    """Any reducer with an exact identity and no order, as one XLA reduction."""
+
+    def merge(a, b):
+        return tuple(spec.merge(list(a), list(b)))
+
+    return list(lax.reduce(tuple(states), tuple(spec.identity(())), merge, (axis,)))

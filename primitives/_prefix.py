@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtile.primitives import _fold
+from jaxtile.primitives import _fold, _native
 from jaxtile.primitives._scalar import as_closed, inner_jaxpr, trace
 from jaxtile.primitives._spec import Spec
 
@@ -111,7 +111,8 @@ def _line(spec: Spec, block, mask, state, valid):
         element = [widen(v, j) for v in block]
         new, seen = _fold.advance(spec, wide, known, element, here)
         wide = _fold.pick(column >= j, new, wide)
-        known = None if known is None else jnp.where(column >= j, seen, known)
+        if known is not None and seen is not None:
+            known = jnp.where(column >= j, seen, known)
     return wide, known
 
 
@@ -212,6 +213,20 @@ def _exclusive_totals(spec, totals, valid, init, axis, mask_free):
     if init is not None or spec.has_update or (mask_free and spec.starts_from_identity):
         return outs, None
     return outs, flags
+
+
+def windowed(spec: Spec, elements, axis, init, mask) -> list:
+    """XLA's own tree of windows for one cheap exact state, else the fixed tree."""
+    one = len(spec.states) == 1 and spec.reducer.exact_identity and not spec.swapped
+    if not one or mask is not None or not _is_cheap(spec):
+        return fixed(spec, elements, axis, init, mask)
+    states = [_native.prefixes(spec, *spec.lift(elements), axis)]
+    if init is None:
+        return states
+    seed = [
+        jnp.broadcast_to(lax.expand_dims(v, (axis,)), states[0].shape) for v in init
+    ]
+    return spec.merge(seed, states)
 
 
 def fixed(spec: Spec, elements, axis, init, mask) -> list:

@@ -17,7 +17,7 @@ from jax.interpreters import ad
 from jaxtile._jax_private import iota_like
 from jaxtile.catalogue import add as ADD
 from jaxtile.errors import NoDerivativeError, message
-from jaxtile.policy import ordered_tree
+from jaxtile.policy import Kind, ordered_tree
 from jaxtile.primitives._bind import bind_scan, flip, raw_prefixes, scan_p
 from jaxtile.primitives._define import zero_tangent
 from jaxtile.primitives._fold import nothing, shift_in
@@ -106,9 +106,37 @@ def jvp(primals, tangents, **params):
     return outs, _general_jvp(outs, elements, init, mask, de, dz, params)
 
 
+def _check_chain(spec, policy, direction):
+    """Prefixes that are chains of their own have no recurrence to differentiate."""
+    against = Kind.LEFT if direction == "suffix" else Kind.RIGHT
+    if policy.kind is against and not spec.reducer.laws.associative:
+        raise NoDerivativeError(
+            message(
+                "scan",
+                expected=f"an associative reducer to differentiate {direction} scans "
+                f"under policy {policy}",
+                got=f"{spec.reducer!r} with {spec.reducer.laws}",
+                way_out="Declare laws=Laws(associative=True, ...) if it holds, or fold "
+                "in the scan's direction.",
+            )
+        )
+
+
+def _affine_tangents(outs, elements, init, mask, de, dz, params):
+    spec, axis = params["spec"], params["axis"]
+    order, direction = params["policy"], params["direction"]
+    h = outs
+    if params["out"] != spec.results:  # the narrowed outputs have lost the state
+        parts = (elements, init, mask)
+        h = bind_scan(spec, *parts, axis=axis, policy=order, direction=direction)
+    dh = _affine_jvp(spec, elements, init, mask, de, dz, h, params)
+    return [convert(v, d) for v, d in zip(dh, params["out"], strict=True)]
+
+
 def _general_jvp(outs, elements, init, mask, de, dz, params):
     spec, axis, direction = (params[k] for k in ("spec", "axis", "direction"))
     exclusive, finish, final = (params[k] for k in ("exclusive", "finish", "final"))
+    _check_chain(spec, params["policy"], direction)
     n = elements[0].shape[axis]
     if n == 0:
         return [
@@ -116,46 +144,36 @@ def _general_jvp(outs, elements, init, mask, de, dz, params):
             for v in outs
         ]
     if _is_affine(spec, finish, final, direction) and not exclusive:
-        same = params["out"] == spec.results
-        h = (
-            outs
-            if same
-            else bind_scan(
-                spec,
-                elements,
-                init,
-                mask,
-                axis=axis,
-                policy=params["policy"],
-                direction=direction,
-            )
-        )
-        dh = _affine_jvp(spec, elements, init, mask, de, dz, h, params)
-        return [convert(v, d) for v, d in zip(dh, params["out"], strict=True)]
+        return _affine_tangents(outs, elements, init, mask, de, dz, params)
     order, xs, dxs, m = _forward(spec, elements, de, mask, axis, direction)
     index = [iota_like(elements[0], spec.index, axis)] if spec.index else []
     index = index if direction == "prefix" else flip(index, axis)
-    y = raw_prefixes(order, xs, init, m, axis) if not spec.index else None
+    y = raw_prefixes(order, xs, init, m, axis)
     dy = prefix_tangents(order, [*xs, *index], init, m, dxs, dz, axis)
-    y = raw_prefixes(order, xs, init, m, axis) if y is None else y
-    floats = [i for i, v in enumerate(y) if is_float(v.dtype)]
     last = [lax.index_in_dim(v, n - 1, axis, keepdims=False) for v in dy]
     if exclusive:
-        first = nothing(spec, init, last[0].shape)
-        y = [shift_in(f, v, axis) for f, v in zip(first, y, strict=True)]
-        zero = [jnp.zeros_like(v) for v in last]
-        dfirst = zero if dz is None else [dz[i] for i in floats]
-        dy = [shift_in(f, v, axis) for f, v in zip(dfirst, dy, strict=True)]
+        y, dy = _exclude(spec, y, dy, init, dz, axis)
     if direction != "prefix":
         y, dy = flip(y, axis), flip(dy, axis)
-    tangents = finish_tangents(spec, y, dy, finish, params["out"])
-    if not final:
-        return tangents
     moving = iter(last)
-    return tangents + [
+    final_tangents = [
         next(moving) if is_float(d) else np.zeros(last[0].shape, _FLOAT0)
         for d in spec.states
     ]
+    return finish_tangents(spec, y, dy, finish, params["out"]) + final_tangents * final
+
+
+def _exclude(spec, y, dy, init, dz, axis):
+    """Exclusive states and tangents from inclusive ones."""
+    fibre = lax.index_in_dim(y[0], 0, axis, keepdims=False).shape
+    first = nothing(spec, init, fibre)
+    floats = [i for i, v in enumerate(y) if is_float(v.dtype)]
+    edge = [lax.index_in_dim(v, 0, axis, keepdims=False) for v in dy]
+    dfirst = (
+        [jnp.zeros_like(v) for v in edge] if dz is None else [dz[i] for i in floats]
+    )
+    y = [shift_in(f, v, axis) for f, v in zip(first, y, strict=True)]
+    return y, [shift_in(f, v, axis) for f, v in zip(dfirst, dy, strict=True)]
 
 
 _FLOAT0 = jax.dtypes.float0

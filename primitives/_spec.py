@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import Literal
 
 from jaxtile import formats
@@ -24,6 +25,7 @@ from jaxtile.primitives._scalar import (
     SELECTIONS,
     as_closed,
     convert,
+    elementwise,
     evaluate,
     inner_jaxpr,
     trace,
@@ -117,6 +119,8 @@ class Spec:
     def merge(self, a: Sequence, b: Sequence, run: Callable = evaluate) -> list:
         """The state of two adjacent runs of contributions."""
         a, b = (b, a) if self.swapped else (a, b)
+        if self.reducer.native == "mul" and self.states[0].itemsize >= 4:
+            run = elementwise  # products that meet only products: nothing to contract
         return self._flat(run(self.reducer.merge, self._state(a), self._state(b)))
 
     def update(self, state: Sequence, leaves: Sequence, run: Callable = evaluate):
@@ -202,6 +206,7 @@ def _lift_of(reducer: Reducer) -> Callable:
 
 def _accumulators(reducer, tree, raw, index, acc_dtype, op):
     if acc_dtype is not None:
+        formats.require_arithmetic(acc_dtype, op)
         acc = formats.require_enabled(acc_dtype, op)
         kinds = {jnp.issubdtype(d, jnp.floating) for d in raw if d.kind != "b"}
         mixed = len(kinds) > 1
@@ -232,7 +237,7 @@ def _two(tree, k):
 
 def _traced(fn, tree, dtypes, reducer, what, op):
     try:
-        return trace(fn, tree, dtypes)
+        closed, out = trace(fn, tree, dtypes)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise TileTypeError(
             message(
@@ -243,6 +248,16 @@ def _traced(fn, tree, dtypes, reducer, what, op):
                 "functions take.",
             )
         ) from error
+    if any(isinstance(v, Tracer) for v in as_closed(closed)[1]):
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"{reducer!r}'s {what} to close over constants only",
+                got="a traced value",
+                way_out="Pass it as a leaf of the element, broadcast to its shape.",
+            )
+        )
+    return closed, out
 
 
 def _trace_lift(reducer, tree, dtypes, index, op):

@@ -24,7 +24,7 @@ from jax.interpreters import ad
 from jaxtile._jax_private import iota_like
 from jaxtile.catalogue import add as ADD
 from jaxtile.errors import NoDerivativeError, TileShapeError, message
-from jaxtile.policy import Kind, ordered_tree
+from jaxtile.policy import Kind, Transform, ordered_tree
 from jaxtile.primitives import _fold, _native
 from jaxtile.primitives._bind import bind_reduce, reduce_p
 from jaxtile.primitives._define import Out, define, zero_tangent
@@ -83,10 +83,13 @@ def _native_tree(spec, elements, mask, axes):
     return [_native.VALUES[name](x, axes)], valid
 
 
-def _any_tree(spec, elements, mask, axis, platform):
-    """A grouping that keeps the source order and suits the platform."""
+def _any_tree(spec, elements, mask, axis, policy, platform):
+    """A grouping that the policy permits and the platform does well."""
     shape = elements[0].shape
     if platform != "cpu":
+        free = policy.permits(Transform.PERMUTE) and spec.reducer.exact_identity
+        if free and mask is None:
+            return _native.variadic(spec, spec.lift(elements), axis), None
         return _fold.tree(spec, spec.lift(elements), mask, axis)
     chunks = _fold.chunk_count(shape, axis)
     if chunks == 1:
@@ -124,7 +127,7 @@ def _state(elements, init, mask, spec, axes, policy, platform):
     if policy.kind is Kind.FIXED:
         state, valid = _fold.tree(spec, spec.lift(elements), mask, axis)
     else:
-        state, valid = _any_tree(spec, elements, mask, axis, platform)
+        state, valid = _any_tree(spec, elements, mask, axis, policy, platform)
     return _seeded(spec, init, state, valid, kept)
 
 
@@ -173,10 +176,15 @@ def _select_jvp(spec, elements, init, mask, de, dz, axes, policy):
     )
     value = convert(value, spec.states[0])
     d = _tangent_of_winner(value, where, de[0], axes, order, spec.states[0])
-    if init is None:
+    if init is not None:
+        step = spec.reducer.tangent_merge
+        d = elementwise_jvp(step, [init[0], value], [dz[0], d])
+    if mask is None:
         return [d]
-    step = spec.reducer.tangent_merge
-    return [elementwise_jvp(step, [init[0], value], [dz[0], d])]
+    # A mask that leaves nothing leaves no winner: the seed's tangent, or none.
+    some = lax.reduce(mask, np.asarray(False), lax.bitwise_or, axes)
+    none = jnp.zeros_like(d) if init is None else convert(dz[0], d.dtype)
+    return [jnp.where(some, d, none)]
 
 
 def _weighted_jvp(spec, elements, init, mask, de, dz, total, axes, policy):

@@ -64,7 +64,7 @@ def _inclusive(spec, elements, init, mask, axis, policy, platform):
     if policy.kind is not Kind.TREE:
         return _prefix.chain(spec, elements, axis, init, mask, platform)
     if platform != "cpu":
-        return _prefix.fixed(spec, elements, axis, init, mask)
+        return _prefix.windowed(spec, elements, axis, init, mask)
     return _prefix.chunked(spec, elements, axis, init, mask, platform)
 
 

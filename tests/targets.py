@@ -60,9 +60,7 @@ def mosaic_gpu(body, out, *args, lane=False, **kwargs) -> str:
     )
     # jax 0.10's kernel has no debug=: there the test is that it lowers at all.
     debug = {"debug": True} if LINE > (0, 10) else {}
-    kernel = plgpu.kernel(
-        body, out_type=out, compiler_params=params, **debug, **kwargs
-    )
+    kernel = plgpu.kernel(body, out_type=out, compiler_params=params, **debug, **kwargs)
     with mesh("NVIDIA H200", 132, "gpu"):
         return _printed(kernel, args, "cuda")
 

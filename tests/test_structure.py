@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxtile import primitives
-from jaxtile.pallas_lowering import NAMES, _registry
+from jaxtile.pallas_lowering import NAMES, _registry, load_all
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("jaxtile", "primitives", "pallas_lowering")
@@ -27,6 +27,11 @@ def _files(*folders):
 
 def _name(path):
     return str(path.relative_to(ROOT))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _backends():
+    load_all()
 
 
 def test_every_backend_loads_here():
@@ -66,11 +71,17 @@ def _imports(path):
 def test_primitives_know_no_backend_and_backends_no_face():
     for path in _files("primitives"):
         assert "pallas" not in _imports(path), _name(path)
-    faces = re.compile(r"jaxtile(\.(tile|dims|reduction|casting|elementwise))?\s+import")
+    faces = re.compile(
+        r"jaxtile(\.(tile|dims|reduction|casting|elementwise))?\s+import"
+    )
     for path in _files("primitives", "pallas_lowering"):
         for line in _imports(path).splitlines():
-            assert not faces.search(line) or "_jax_private" in line or re.search(
-                r"from jaxtile import (errors|formats|policy|_jax_private)", line
+            assert (
+                not faces.search(line)
+                or "_jax_private" in line
+                or re.search(
+                    r"from jaxtile import (errors|formats|policy|_jax_private)", line
+                )
             ), f"{_name(path)}: {line}"
 
 

@@ -159,3 +159,23 @@ def test_derivatives_keep_the_accumulator():
     assert dx.dtype == jnp.bfloat16
     _, dy = jax.jvp(lambda v: jt.scan(v, 0, jt.logaddexp), (x,), (x,))
     assert dy.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("policy", "direction"), [("fold_right", "prefix"), ("fold_left", "suffix")]
+)
+def test_a_fold_against_the_direction(x64, policy, direction):
+    """Each prefix is a chain of its own: the right derivative, or a clear refusal."""
+    minus = jt.Reducer(merge=lambda a, b: a - jnp.sin(b), name="a - sin(b)")
+    x = jnp.array([0.3, -0.5, 0.8])
+
+    def f(x):
+        return jt.scan(x, 0, minus, policy=policy, direction=direction)
+
+    try:
+        got = jax.jacfwd(f)(x)
+    except NoDerivativeError:
+        return
+    h = 1e-6
+    want = [(f(x.at[i].add(h)) - f(x.at[i].add(-h))) / (2 * h) for i in range(3)]
+    np.testing.assert_allclose(got, np.stack(want, 1), atol=1e-8)

@@ -16,6 +16,7 @@ TRAITS = Traits(
         "atan2": _NO_LAYOUT,
     },
     rewrites={"neg": negate},
+    keeps_rounding=False,
 )
 define_elementwise(BACKEND, TRAITS)
 BACKEND.refuses(

@@ -76,7 +76,8 @@ def _same_shape(operand, value):
 
 def explode(x: fa.FragmentedArray) -> tuple[fa.TiledLayout, np.ndarray]:
     """A value's scalars of this thread; lane and warp dimensions have extent 1."""
-    layout, regs = x.layout, x.registers
+    layout: Any = x.layout
+    regs = x.registers
     if isinstance(layout, fa.WGStridedFragLayout):
         v = layout.vec_size
         tiling = fa.Tiling(((128 * v,), (32 * v,), (v,)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 from jax.experimental.mosaic.gpu import fragmented_array as fa
@@ -133,10 +134,6 @@ def _total(ctx, layout, free, x, axes):
     several = ctx.module_ctx.axis_names.wg is not None
     offset = ctx.module_ctx.smem_used_bytes
 
-    @plgpu.inline_mgpu(
-        arg_types=(layout,),
-        return_type=plgpu.ShapeDtypeStruct(kept, dtype, out_layout),
-    )
     def run(_, value):
         tiled, scalars = _lanes.explode(value)
         strided = isinstance(value.layout, fa.WGStridedFragLayout)
@@ -157,7 +154,12 @@ def _total(ctx, layout, free, x, axes):
             return fa.FragmentedArray.splat(result.item(), (), is_signed=signed)
         return _lanes.implode(result, tiled.reduce(axes), kept, signed)
 
-    return run(x)
+    inline = plgpu.inline_mgpu(
+        arg_types=(layout,),
+        return_type=plgpu.ShapeDtypeStruct(kept, dtype, out_layout),
+    )
+    call: Any = inline(run)
+    return call(x)
 
 
 @BACKEND.lowers(reduce_p, _refuse, scratch_bytes=_lanes.SCRATCH_BYTES)

@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 import pytest
-import targets
 
 import jaxtile as jt
+import targets
 
 
 def _reduce(axis, **params):

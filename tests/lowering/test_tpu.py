@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import targets
 
 import jaxtile as jt
+import targets
 from jaxtile.pallas_lowering.tpu import reduce as rule
 
 try:
-    import libtpu  # noqa: F401
+    import libtpu
 except ImportError:
     libtpu = None
 

@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 import pytest
-import targets
 
 import jaxtile as jt
+import targets
 
 
 def _reduce(axis, **params):
@@ -34,9 +34,7 @@ def test_unordered_sum_is_one_reduce_in_the_accumulator(dtype, state):
 
 
 def test_several_axes_reduce_one_by_one_without_negation():
-    text = targets.triton(
-        _reduce((0, 2)), targets.spec((8,)), targets.spec((4, 8, 16))
-    )
+    text = targets.triton(_reduce((0, 2)), targets.spec((8,)), targets.spec((4, 8, 16)))
     assert text.count('"tt.reduce"') == 2
     assert "arith.subf" not in text
 

@@ -1,0 +1,177 @@
+"""Every error that reduce, scan and linear_recurrence document, by its sentence."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtile as jt
+from jaxtile.errors import TileShapeError, TileTypeError, TileValueError
+
+_OPS = pytest.mark.parametrize("op", [jt.reduce, jt.scan])
+_X = np.ones((2, 3), np.float32)
+
+
+@_OPS
+@pytest.mark.parametrize(
+    ("kwargs", "error", "sentence"),
+    [
+        (dict(axis=2), TileShapeError, r"expected an axis in \[-2, 2\); got 2"),
+        (dict(axis=-3), TileShapeError, r"expected an axis in \[-2, 2\); got -3"),
+        (dict(axis=1.0), TileTypeError, "expected an integer axis or a Dim; got 1.0"),
+        (dict(axis="x"), TileTypeError, "expected an integer axis or a Dim; got 'x'"),
+        (dict(axis=jt.Dim("x")), TileShapeError, "expected one of the tile's dims"),
+        (dict(reducer=jnp.add), TileTypeError, "expected a Reducer; got"),
+        (dict(reducer="add"), TileTypeError, "expected a Reducer; got 'add'"),
+        (dict(where=_X), TileTypeError, "expected a bool mask; got float32"),
+        (dict(where=np.ones(2, bool)), TileShapeError, "a mask that broadcasts to"),
+        (dict(init=np.ones(5)), TileShapeError, r"init that broadcasts to \(2,\)"),
+        (dict(init=1j), TileTypeError, "expected init of dtype float32; got complex64"),
+        (dict(init=(1.0, 2.0)), TileTypeError, "expected init like the state"),
+        (dict(acc_dtype="float64"), TileTypeError, "at most 32 bits while jax_enable"),
+        (dict(out_dtype="int64"), TileTypeError, "at most 32 bits while jax_enable"),
+        (dict(out_dtype="float8_e5m2"), TileTypeError, "an arithmetic format"),
+        (dict(acc_dtype="float8_e5m2"), TileTypeError, "an arithmetic format"),
+        (dict(implementation="cuda"), TileValueError, "expected implementation in"),
+    ],
+    ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
+)
+def test_arguments(op, kwargs, error, sentence):
+    params = dict(axis=1, reducer=jt.add) | kwargs
+    with pytest.raises(error, match=f"^{op.__name__}: .*{sentence}"):
+        op(jnp.asarray(_X), params.pop("axis"), params.pop("reducer"), **params)
+
+
+@_OPS
+@pytest.mark.parametrize("name", ["triton", "mosaic_gpu", "tpu"])
+def test_an_implementation_that_refuses(op, name):
+    with pytest.raises(
+        jt.errors.UnsupportedOnBackend, match=f"implementation='{name}': .*way|Use impl"
+    ):
+        op(jnp.asarray(_X), 1, jt.add, implementation=name)
+
+
+@_OPS
+def test_elements(op):
+    for x, error, sentence in [
+        ((), TileTypeError, "expected at least one array; got none"),
+        (object(), TileTypeError, "expected arrays, numbers or tiles; got object"),
+        ((_X, _X[:1]), TileShapeError, r"element leaves of one shape, \(2, 3\)"),
+        (jnp.ones(3, jnp.complex64), TileTypeError, "expected one of float16"),
+        (jnp.ones(3, jnp.float8_e4m3fn), TileTypeError, "an arithmetic format"),
+        (jnp.ones(3, jnp.int4), TileTypeError, "an arithmetic format"),
+    ]:
+        with pytest.raises(error, match=f"^{op.__name__}: .*{sentence}"):
+            op(x, 0, jt.add)
+
+
+@_OPS
+def test_a_pytree_that_the_reducer_does_not_take(op):
+    with pytest.raises(TileTypeError, match="expected affine's merge to take"):
+        op(jnp.asarray(_X), 1, jt.affine, policy="fold_left")
+    with pytest.raises(TileTypeError, match="expected add's (lift|merge) to take"):
+        op((_X, _X), 1, jt.add, policy="fold_left")
+
+
+@_OPS
+@pytest.mark.parametrize(
+    ("merge", "got"),
+    [
+        (lambda a, b: (a, b), "PyTreeDef"),
+        (lambda a, b: a > b, r"\['bool'\]"),
+        (lambda a, b: (a + b).astype(jnp.float16), r"\['float16'\]"),
+    ],
+)
+def test_a_merge_that_changes_the_state(op, merge, got):
+    reducer = jt.Reducer(merge=merge, name="odd")
+    sentence = "expected odd's merge to return a state like its operands.*got.*"
+    with pytest.raises(TileTypeError, match=sentence + got):
+        op(jnp.asarray(_X), 1, reducer, policy="fold_left")
+
+
+def test_reduce_axes():
+    x = jnp.ones((2, 3))
+    for axes in ((0, 0), (0, -2), [1, 1]):
+        with pytest.raises(TileShapeError, match="reduce: expected each axis once"):
+            jt.reduce(x, axes, jt.add)
+
+
+def test_reduce_of_nothing_names_the_axis():
+    for reducer in (jt.maximum, jt.minimum, jt.argmax, jt.first):
+        with pytest.raises(
+            TileShapeError, match=r"at least one element along axes \(1,\) for .*Pass i"
+        ):
+            jt.reduce(jnp.zeros((2, 0)), 1, reducer, policy="ordered_tree")
+
+
+@pytest.mark.parametrize("axis", [None, (0,), [0, 1]])
+def test_scan_takes_one_axis(axis):
+    with pytest.raises(TileTypeError, match="scan: expected one axis; got"):
+        jt.scan(jnp.ones((2, 3)), axis, jt.add)
+
+
+@pytest.mark.parametrize("direction", ["backward", None, "PREFIX", True])
+def test_scan_direction(direction):
+    with pytest.raises(TileValueError, match="scan: expected direction in"):
+        jt.scan(jnp.ones(3), 0, jt.add, direction=direction)
+
+
+def test_scan_of_nothing():
+    sentence = "scan: expected init= for the prefix of nothing: .* has no identity"
+    for reducer in (jt.argmax, jt.first):
+        with pytest.raises(TileShapeError, match=sentence):
+            jt.scan(jnp.ones(3), 0, reducer, exclusive=True)
+        with pytest.raises(TileShapeError, match=sentence):
+            jt.scan(jnp.ones(0), 0, reducer, return_final=True)
+    seed = (jnp.float32(-1), jnp.int32(7))
+    value, index = jt.scan(jnp.ones(2), 0, jt.argmax, exclusive=True, init=seed)
+    np.testing.assert_array_equal(index, [7, 0])
+
+
+def test_errors_are_raised_while_tracing():
+    run = jax.jit(lambda x: jt.reduce(x, 1, jt.maximum))
+    with pytest.raises(TileShapeError, match="at least one element"):
+        run.lower(jax.ShapeDtypeStruct((2, 0), jnp.float32))
+
+
+def test_errors_inherit_what_a_caller_would_catch():
+    for error, builtin in [
+        (TileTypeError, TypeError),
+        (TileShapeError, ValueError),
+        (TileValueError, ValueError),
+        (jt.errors.ContractError, ValueError),
+        (jt.errors.PolicyError, ValueError),
+        (jt.errors.UnsupportedOnBackend, NotImplementedError),
+        (jt.errors.NoDerivativeError, NotImplementedError),
+    ]:
+        assert issubclass(error, (jt.errors.TileError, builtin))
+        assert issubclass(error, builtin)
+
+
+def test_linear_recurrence_shapes():
+    a = jnp.ones((2, 3))
+    with pytest.raises((TileShapeError, TileTypeError), match="linear_recurrence|scan"):
+        jt.linear_recurrence(a, jnp.ones((2, 4)), 1)
+    with pytest.raises(TileShapeError, match="init that broadcasts"):
+        jt.linear_recurrence(a, a, 1, jnp.ones(5))
+
+
+def test_seed_of_another_kind():
+    x = jnp.ones(3, jnp.int32)
+    with pytest.raises(
+        TileTypeError, match="expected init of dtype int32; got float32"
+    ):
+        jt.reduce(x, 0, jt.add, init=0.5)
+    half = jnp.ones(3, jnp.float16)
+    with pytest.raises(TileTypeError, match="expected init of dtype float16; got bfl"):
+        jt.reduce(half, 0, jt.maximum, init=jnp.bfloat16(1))
+
+
+def test_a_reducer_cannot_capture_a_traced_value():
+    @jax.jit
+    def run(x, k):
+        scaled = jt.Reducer(merge=lambda a, b: a + k * b, name="scaled")
+        return jt.reduce(x, 0, scaled, policy="fold_left")
+
+    with pytest.raises(jt.errors.TileError, match="scaled"):
+        run(jnp.ones(3), 2.0)
