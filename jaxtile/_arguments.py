@@ -140,6 +140,9 @@ def _seed(op, spec: Spec, init: Any, shape) -> list | None:
         return None
     init = jax.tree.map(lambda v: v.array if is_tile(v) else v, init, is_leaf=is_tile)
     leaves, tree = jax.tree.flatten(init)
+    if spec.reducer.resume is not None and len(leaves) == len(spec.results):
+        state = spec.reducer.resume(jax.tree.unflatten(spec.result_tree, leaves))
+        leaves, tree = jax.tree.flatten(state)
     if tree != spec.state_tree and len(leaves) != len(spec.states):
         raise TileTypeError(
             message(

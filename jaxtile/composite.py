@@ -46,8 +46,28 @@ class Moments(NamedTuple):
         return jnp.where(left > 0, self.m2 / jnp.where(left > 0, left, 1), jnp.nan)
 
 
+class WelfordState(NamedTuple):
+    """The state behind `Moments`: the mean in two parts, high and low.
+
+    A mean of large values rounded to one float is off by as much as small deviations
+    from it; the low part keeps what the rounding of each merge left over.
+    """
+
+    count: Any
+    mean: Any
+    m2: Any
+    low: Any
+
+
 def _welford_lift(x):
-    return Moments(jnp.ones_like(x), x, jnp.zeros_like(x))
+    return WelfordState(jnp.ones_like(x), x, jnp.zeros_like(x), jnp.zeros_like(x))
+
+
+def _two_sum(a, b):
+    """a + b and the exact error of the sum (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
 
 
 def _welford_merge(a, b):
@@ -55,25 +75,44 @@ def _welford_merge(a, b):
     count = a.count + b.count
     some = (a.count > 0) & (b.count > 0)
     share = jnp.where(some, b.count, 0) / jnp.where(some, count, 1)
-    delta = jnp.where(some, b.mean - a.mean, 0)
-    mean = a.mean + delta * share
+    delta = jnp.where(some, (b.mean - a.mean) + (b.low - a.low), 0)
+    high, left_over = _two_sum(a.mean, delta * share)
+    mean, low = _two_sum(high, a.low + left_over)
+    # An infinite or NaN mean has no low part; inf - inf would make one.
+    low = jnp.where(jnp.isfinite(mean), low, 0)
     m2 = (a.m2 + b.m2) + (delta * delta) * (a.count * share)
-    left, right = b.count == 0, a.count == 0
+    no_b, no_a = b.count == 0, a.count == 0
 
     def pick(x, y, both):
-        return jnp.where(left, x, jnp.where(right, y, both))
+        return jnp.where(no_b, x, jnp.where(no_a, y, both))
 
-    return Moments(count, pick(a.mean, b.mean, mean), pick(a.m2, b.m2, m2))
+    return WelfordState(
+        count,
+        pick(a.mean, b.mean, mean),
+        pick(a.m2, b.m2, m2),
+        pick(a.low, b.low, low),
+    )
 
 
-def _eachzero_like(state):
+def _welford_finish(state):
+    return Moments(state.count, state.mean, state.m2)
+
+
+def _welford_resume(result):
+    count, mean, m2 = result
+    return WelfordState(count, mean, m2, jax.tree.map(jnp.zeros_like, mean))
+
+
+def _each_zero(state):
     return jax.tree.map(zero_like, state)
 
 
 welford = Reducer(
     merge=_welford_merge,
-    identity=_eachzero_like,
+    identity=_each_zero,
     lift=_welford_lift,
+    finish=_welford_finish,
+    resume=_welford_resume,
     laws=MONOID,
     name="welford",
     exact_identity=True,
@@ -94,9 +133,15 @@ def _second(state):
     return state[1]
 
 
+def _affine_empty(state):
+    a, b = state
+    return one_like(a), zero_like(b)
+
+
 affine = Reducer(
     merge=_affine_merge,
     identity=_affine_identity,
+    empty=_affine_empty,
     finish=_second,
     laws=ORDERED,
     name="affine",
@@ -166,9 +211,47 @@ def matrix_affine(k: int) -> Reducer:
 
 
 def _identity_of(reducer, state):
-    if callable(reducer.identity):
-        return reducer.identity(state)
-    return jax.tree.map(lambda v, s: scalar_like(v, s), reducer.identity, state)
+    return _value_of(reducer.identity, state)
+
+
+def _empty_of(reducer, state):
+    return _value_of(
+        reducer.identity if reducer.empty is None else reducer.empty, state
+    )
+
+
+def _value_of(value, state):
+    if callable(value):
+        return value(state)
+    return jax.tree.map(lambda v, s: scalar_like(v, s), value, state)
+
+
+def _tangent_of(reducer):
+    return reducer.tangent_merge or reducer.merge
+
+
+def _each(functions, *states):
+    """Each function on its own component of the states."""
+    rows = zip(functions, *states, strict=True)
+    return tuple(fn(*components) for fn, *components in rows)
+
+
+def _forbid_index(op: str, *reducers: Reducer) -> None:
+    for r in reducers:
+        if r.indexed:
+            raise ContractError(
+                message(
+                    op,
+                    expected="a reducer that does not take the source index",
+                    got=repr(r),
+                    way_out="Reduce with it in a call of its own, or carry the index in "
+                    "the element.",
+                )
+            )
+
+
+def _bound(fn, reducers):
+    return tuple(functools.partial(fn, r) for r in reducers)
 
 
 def product(*reducers: Reducer) -> Reducer:
@@ -190,33 +273,20 @@ def product(*reducers: Reducer) -> Reducer:
         >>> print(low, high)
         1 3
     """
-    for r in reducers:
-        if r.indexed:
-            raise ContractError(
-                message(
-                    "product",
-                    expected="components that do not take the source index",
-                    got=repr(r),
-                    way_out="Reduce with it in a call of its own.",
-                )
-            )
-
-    def merge(a, b):
-        return tuple(r.merge(x, y) for r, x, y in zip(reducers, a, b, strict=True))
+    _forbid_index("product", *reducers)
 
     def lift(element):
         pairs = zip(reducers, element, strict=True)
         return tuple(r.lift(e) if r.lift else e for r, e in pairs)
 
-    def identity(state):
-        return tuple(_identity_of(r, s) for r, s in zip(reducers, state, strict=True))
-
     def finish(state):
         pairs = zip(reducers, state, strict=True)
         return tuple(r.finish(s) if r.finish else s for r, s in pairs)
 
+    identity = functools.partial(_each, _bound(_identity_of, reducers))
+    empty = functools.partial(_each, _bound(_empty_of, reducers))
     return Reducer(
-        merge=merge,
+        merge=functools.partial(_each, tuple(r.merge for r in reducers)),
         identity=identity if all(r.identity is not None for r in reducers) else None,
         lift=lift,
         finish=finish,
@@ -228,7 +298,8 @@ def product(*reducers: Reducer) -> Reducer:
         ),
         name=f"product({', '.join(map(repr, reducers))})",
         exact_identity=all(r.exact_identity for r in reducers),
-        empty="error" if any(r.empty == "error" for r in reducers) else None,
+        empty="error" if any(r.empty == "error" for r in reducers) else empty,
+        tangent_merge=functools.partial(_each, tuple(map(_tangent_of, reducers))),
     )
 
 
@@ -252,21 +323,17 @@ def segmented(reducer: Reducer) -> Reducer:
         >>> print(jt.scan((head, jnp.arange(4)), 0, jt.segmented(jt.add)))
         [0 1 2 5]
     """
-    if reducer.indexed:
-        raise ContractError(
-            message(
-                "segmented",
-                expected="a reducer that does not take the source index",
-                got=repr(reducer),
-                way_out="Carry the index in the element.",
-            )
-        )
+    _forbid_index("segmented", reducer)
 
-    def merge(a, b):
+    def merge(a, b, inner=reducer.merge):
         (a_head, a_state), (b_head, b_state) = a, b
-        joined = reducer.merge(a_state, b_state)
+        joined = inner(a_state, b_state)
         state = jax.tree.map(lambda s, j: jnp.where(b_head, s, j), b_state, joined)
         return jnp.logical_or(a_head, b_head), state
+
+    def empty(state):
+        head, inner = state
+        return scalar_like(False, head), _empty_of(reducer, inner)
 
     def lift(element):
         head, value = element
@@ -289,5 +356,6 @@ def segmented(reducer: Reducer) -> Reducer:
         ),
         name=f"segmented({reducer!r})",
         exact_identity=reducer.exact_identity,
-        empty=reducer.empty if reducer.empty == "error" else None,
+        empty="error" if reducer.empty == "error" else empty,
+        tangent_merge=functools.partial(merge, inner=_tangent_of(reducer)),
     )

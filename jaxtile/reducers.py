@@ -99,6 +99,7 @@ class Reducer:
         name: for messages.
         indexed: `lift` takes `(element, source_index)`.
         exact_identity: merging the identity keeps every bit of the other side.
+        resume: `result -> state`, so that a finished result can seed the next call.
         empty: as `identity`, the state of an empty fibre; None uses the identity;
             `"error"` forbids empty fibres.
 
@@ -125,6 +126,7 @@ class Reducer:
     indexed: bool = False
     exact_identity: bool = False
     empty: Any = None
+    resume: Callable[..., Any] | None = None
     # What the derivative and native realisations may know; see catalogue.py.
     tangent_merge: Callable[..., Any] | None = None
     winner: Reducer | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ def define(
         primitive: the primitive, or the name of a new one, shown in jaxprs.
         abstract: `(*avals, **params) -> [Out]`, with all validation.
         reference: `(*arrays, platform, **params) -> [array]` in plain jax: it defines
-            the bits. `platform` is "cpu" or "" and may only choose among realisations
+            the bits. `platform` is "cpu", "cuda" or "" and may only choose among realisations
             that the policy permits.
         batch: `(args, dims, **params) -> (outs, out_dims)`.
         jvp: `(primals, tangents, **params) -> (outs, tangents_out)`.
@@ -77,10 +78,8 @@ def define(
         ]
 
     primitive.def_abstract_eval(abstract_eval)
-    for platform in ("", "cpu"):
-        rule = _jax_private.lower_reference(
-            functools.partial(reference, platform=platform)
-        )
+    for platform in ("", "cpu", "cuda"):
+        rule = _jax_private.lower_reference(_on(platform, reference))
         mlir.register_lowering(primitive, rule, platform=platform or None)
     batching.primitive_batchers[primitive] = batch
     if jvp is not None:
@@ -89,6 +88,21 @@ def define(
         ad.primitive_transposes[primitive] = transpose
     REFERENCES[primitive] = reference
     return primitive
+
+
+# Where the reference is being lowered; arithmetic that a platform rounds otherwise asks.
+PLATFORM: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
+
+
+def _on(platform: str, reference: Callable[..., list]) -> Callable[..., list]:
+    def run(*args, **params):
+        token = PLATFORM.set(platform)
+        try:
+            return reference(*args, platform=platform, **params)
+        finally:
+            PLATFORM.reset(token)
+
+    return run
 
 
 # A kernel body cannot be traced before Pallas is imported, so whoever has rules for kernels

@@ -18,9 +18,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxtile._jax_private import placed_like
+from jaxtile.primitives._define import PLATFORM
 from jaxtile.primitives.cast import cast_p
 from jaxtile.reducers import value_key
 
@@ -94,9 +96,21 @@ def convert(x, dtype):
     return x if x.dtype == dtype else cast_p.bind(x, dtype=np.dtype(dtype))[0]
 
 
+def _divide(a, b):
+    """The correctly rounded float32 quotient; XLA's own on CUDA is off by up to 2 ulp.
+
+    float64 has more than twice the digits, so rounding its quotient again is exact.
+    """
+    with jax.enable_x64(True):
+        wide = [lax.convert_element_type(jnp.asarray(v), jnp.float64) for v in (a, b)]
+        return lax.convert_element_type(lax.div(*wide), jnp.float32)
+
+
 def _equation(eqn, values):
     name = eqn.primitive.name
     dtype = eqn.outvars[0].aval.dtype
+    if name == "div" and dtype == jnp.float32 and PLATFORM.get() == "cuda":
+        return [_divide(*values)]
     if name == "convert_element_type":
         return [convert(values[0], dtype)]
     if dtype in _NARROW and name not in _EXACT:

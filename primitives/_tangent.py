@@ -12,6 +12,7 @@ derivatives need no further rule.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -110,18 +111,13 @@ def _has_previous(init, mask, like, axis):
 
 
 def _step(spec: Spec) -> Callable:
-    """update(state, element) as the derivative sees it."""
+    """update(state, element) as the derivative sees it: ties go to the earlier side."""
     chosen = spec.reducer.tangent_merge
     if chosen is None:
         return lambda s, e: spec.update(s, e, elementwise)
-
-    def select(state, leaves):
-        # An elementwise choice of the earlier side on ties; swapped scans see it mirrored.
-        lifted = spec.lift(leaves, elementwise)
-        pair = (lifted[0], state[0]) if spec.swapped else (state[0], lifted[0])
-        return [elementwise(chosen, *pair)]
-
-    return select
+    plain = replace(spec.reducer, merge=chosen, native=None)
+    select = replace(spec, reducer=plain)
+    return lambda s, e: select.merge(s, spec.lift(e, elementwise), elementwise)
 
 
 def prefix_tangents(spec, elements, init, mask, de, dz, axis) -> list:

@@ -2,6 +2,7 @@
 
 import zlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -82,7 +83,7 @@ REDUCERS = {
     ),
     "int add": (jt.add, oracle.ADD, [ints], None),
     "xor": (jt.bitwise_xor, oracle.XOR, [ints], None),
-    "welford": (jt.welford, oracle.WELFORD, [floats], (2.0, 0.5, 1.0)),
+    "welford": (jt.welford, oracle.WELFORD, [floats], (2.0, 0.5, 1.0, 0.0)),
     "affine": (AFFINE, oracle.AFFINE, [near_one, floats], (0.5, 2.0)),
     "mixed": (MIXED, _MIXED, [flags, int16, floats], None),
     "minus": (MINUS, oracle.SUBTRACT, [floats], (0.5,)),
@@ -109,6 +110,12 @@ def seed_of(name: str):
 def init_of(seed, shape):
     """The seed as reduce and scan take it."""
     return None if seed is None else element([jnp.full(shape, v) for v in seed])
+
+
+def shown(got, want, shape):
+    """Result leaves beside the oracle's state leaves; a finish may drop the last ones."""
+    leaves = jax.tree.leaves(got)
+    return list(zip(leaves, stacked(want, shape)[: len(leaves)], strict=True))
 
 
 def stacked(states, shape) -> list:

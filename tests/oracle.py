@@ -174,16 +174,25 @@ def _affine(first, then):
 
 def _welford_lift(element, index):
     (x,) = element
-    return type(x)(1), x, type(x)(0)
+    return type(x)(1), x, type(x)(0), type(x)(0)
+
+
+def _knuth(a, b):
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
 
 
 def _welford(left, right):
-    """Chan, Golub and LeVeque's pairwise update, each operation rounded."""
-    (na, ma, sa), (nb, mb, sb) = left, right
+    """Chan, Golub and LeVeque's pairwise update with the mean in two parts."""
+    (na, ma, sa, la), (nb, mb, sb, lb) = left, right
     n = na + nb
     share = nb / n
-    delta = mb - ma
-    return n, ma + delta * share, (sa + sb) + (delta * delta) * (na * share)
+    delta = (mb - ma) + (lb - la)
+    high, error = _knuth(ma, delta * share)
+    mean, low = _knuth(high, la + error)
+    low = low if np.isfinite(mean) else type(low)(0)
+    return n, mean, (sa + sb) + (delta * delta) * (na * share), low
 
 
 ADD = Op(_leafwise(lambda x, y: x + y))

@@ -17,7 +17,7 @@ from fibres import (
     legal,
     rng_of,
     seed_of,
-    stacked,
+    shown,
 )
 from oracle import same_bits
 
@@ -56,7 +56,7 @@ def test_bits(name, policy, n):
         oracle.REDUCTIONS[policy](op, row, mask=m)
         for row, m in zip(oracle.rows(leaves), flags, strict=True)
     ]
-    for g, w in zip(jax.tree.leaves(got), stacked(want, 3), strict=True):
+    for g, w in shown(got, want, 3):
         same_bits(g, w)
 
 
@@ -84,7 +84,7 @@ def test_seed_bits(name, policy):
     got = jt.reduce(element(leaves), 1, reducer, init=init, where=mask, policy=policy)
     rows = oracle.rows(leaves)
     want = [oracle.REDUCTIONS[policy](op, rows[i], seed, mask[i]) for i in (0, 1)]
-    for g, w in zip(jax.tree.leaves(got), stacked(want, 2), strict=True):
+    for g, w in shown(got, want, 2):
         same_bits(g, w)
 
 
@@ -97,7 +97,7 @@ def test_narrow_floats_accumulate_wide(policy, dtype, name):
     got = jt.reduce(element(leaves), 1, reducer, policy=policy)
     wide = [v.astype(np.float32) for v in leaves]
     want = [oracle.REDUCTIONS[policy](op, row) for row in oracle.rows(wide)]
-    for g, w in zip(jax.tree.leaves(got), stacked(want, 2), strict=True):
+    for g, w in shown(got, want, 2):
         same_bits(g, w)
 
 
@@ -110,7 +110,7 @@ def test_each_combine_rounds_to_a_narrow_accumulator(policy, dtype, name):
     got = jt.reduce(element(leaves), 1, reducer, policy=policy, acc_dtype=dtype)
     narrow = [v.astype(dtype) for v in leaves]
     want = [oracle.REDUCTIONS[policy](op, row) for row in oracle.rows(narrow)]
-    for g, w in zip(jax.tree.leaves(got), stacked(want, 2), strict=True):
+    for g, w in shown(got, want, 2):
         same_bits(g, w)
 
 
