@@ -220,7 +220,8 @@ def windowed(spec: Spec, elements, axis, init, mask) -> list:
     one = len(spec.states) == 1 and spec.reducer.exact_identity and not spec.swapped
     if not one or mask is not None or not _is_cheap(spec):
         return fixed(spec, elements, axis, init, mask)
-    states = [_native.prefixes(spec, *spec.lift(elements), axis)]
+    (x,) = spec.lift(elements)
+    states = [_native.prefixes(spec, x, axis)]
     if init is None:
         return states
     seed = [
