@@ -99,11 +99,12 @@ def convert(x, dtype):
 def _divide(a, b):
     """The correctly rounded float32 quotient; XLA's own on CUDA is off by up to 2 ulp.
 
-    float64 has more than twice the digits, so rounding its quotient again is exact.
+    float64 has more than twice the digits, so rounding its quotient again is exact. LLVM
+    knows that too and would divide in float32 after all: the guard keeps it from seeing.
     """
     with jax.enable_x64(True):
         wide = [lax.convert_element_type(jnp.asarray(v), jnp.float64) for v in (a, b)]
-        return lax.convert_element_type(lax.div(*wide), jnp.float32)
+        return lax.convert_element_type(_guard(lax.div(*wide)), jnp.float32)
 
 
 def _equation(eqn, values):
