@@ -187,15 +187,6 @@ def _mask(op, where: Any, shape):
     if where is None:
         return None
     mask = jnp.asarray(where.array if is_tile(where) else where)
-    if mask.dtype != bool:
-        raise TileTypeError(
-            message(
-                op,
-                expected="a bool mask",
-                got=str(mask.dtype),
-                way_out="Pass where=mask != 0.",
-            )
-        )
     try:
         return jnp.broadcast_to(mask, shape)
     except ValueError as error:

@@ -3,7 +3,8 @@
 Float add's identity is -0.0: the sum of [-0.0] is -0.0 and a masked lane never changes
 a sign; the empty sum is +0.0. `maximum` and `minimum` propagate NaN (IEEE 754-2019);
 `maximum_number` and `minimum_number` skip it. `logaddexp` of nothing is -inf, and its
-derivative at -inf is 0.
+derivative at -inf is 0. `argmax` and `argmin` of a fibre whose elements are all masked
+give value 0 and index 0, since no element was chosen; an empty axis is an error.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from jaxtile.primitives._spec import Spec
 
 # Columns that one step of the row scan computes at once: a cache line of float32.
 _LINE = 16
+# Axes of at most this many elements are scanned a step at a time.
+_SHORT = 256
 # Merges of at most this many operations are cheap enough to repeat across a line.
 _CHEAP = 8
 
@@ -154,6 +156,45 @@ def by_lines(spec: Spec, elements, axis, init, mask, before=None) -> list:
     return carry[2]
 
 
+def in_lines(spec: Spec, elements, axis) -> list:
+    """Any grouping along the last axis, without a loop over the data.
+
+    The chain within each line of columns, after the prefix of the lines before it. Both
+    passes over the data are single fusions, which XLA runs on every core; a loop it runs
+    on one. The loop over the lines' totals keeps the two passes apart.
+    """
+    shape = elements[0].shape
+    n = shape[axis]
+    parts = _fold.split(elements, axis, -(-n // _LINE))
+    (lifted,) = spec.lift(parts)
+    totals = _native.VALUES[spec.reducer.native](lifted, (axis + 1,))
+    fibre = totals.shape[:-1]
+    columns = jnp.moveaxis(totals, axis, 0)
+
+    def body(i, carry):
+        state, out = carry
+        out = lax.dynamic_update_index_in_dim(out, state, i, 0)
+        total = lax.dynamic_index_in_dim(columns, i, 0, keepdims=False)
+        return spec.merge([state], [total])[0], out
+
+    (first,) = spec.identity(fibre)
+    carry = (first, jnp.zeros_like(columns))
+    _, before = lax.fori_loop(0, columns.shape[0], body, carry)
+    before = jnp.moveaxis(before, 0, axis)[..., None]
+    lines = _line(spec, parts, None, *_fold.start(spec, totals.shape, None, False))
+    outs = _shown(spec, ([before], None), *lines)
+    flat = [v.reshape(*shape[:axis], -1) for v in outs]
+    return [lax.slice_in_dim(v, 0, n, axis=axis) for v in flat]
+
+
+def _suits_lines(spec: Spec, shape, axis, init, mask) -> bool:
+    """A native sum or extreme along a last axis of middling length, many times over."""
+    native = spec.reducer.native in ("add", "mul", "max", "min") and not spec.swapped
+    last = axis == len(shape) - 1 and _SHORT < shape[axis] <= _LINE * 1024
+    many = _fold.chunk_count(shape, axis) == 1 and 0 not in shape
+    return native and last and many and init is None and mask is None
+
+
 def chain(spec: Spec, elements, axis, init, mask, platform, before=None) -> list:
     """The strict chain in the form that suits the layout."""
     last = axis == elements[0].ndim - 1
@@ -170,6 +211,8 @@ def chain(spec: Spec, elements, axis, init, mask, platform, before=None) -> list
 def chunked(spec: Spec, elements, axis, init, mask, platform) -> list:
     """Any grouping in source order: totals of chunks first, then chains side by side."""
     shape = elements[0].shape
+    if platform == "cpu" and _suits_lines(spec, shape, axis, init, mask):
+        return in_lines(spec, elements, axis)
     chunks = _fold.chunk_count(shape, axis)
     if chunks == 1:
         return chain(spec, elements, axis, init, mask, platform)
