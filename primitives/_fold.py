@@ -129,15 +129,15 @@ def tree(spec: Spec, states: Sequence, valid, axis: int) -> tuple[list, Any]:
     return squeezed, None if valid is None else jnp.squeeze(valid, axis)
 
 
-def split(leaves: Sequence, axis: int, chunks: int) -> list:
-    """View `axis` as (chunks, length), padding its end; nothing reads the padding."""
+def split(leaves: Sequence, axis: int, chunks: int, fill: Any = 0) -> list:
+    """View `axis` as (chunks, length), padding its end with `fill`."""
     n = leaves[0].shape[axis]
     length = -(-n // chunks)
     out = []
     for v in leaves:
         width = [(0, 0, 0)] * v.ndim
         width[axis] = (0, length * chunks - n, 0)
-        v = lax.pad(v, jnp.zeros((), v.dtype), width)
+        v = lax.pad(v, jnp.asarray(fill, v.dtype), width)
         shape = (*v.shape[:axis], chunks, length, *v.shape[axis + 1 :])
         out.append(v.reshape(shape))
     return out

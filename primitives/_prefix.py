@@ -156,16 +156,19 @@ def by_lines(spec: Spec, elements, axis, init, mask, before=None) -> list:
     return carry[2]
 
 
-def in_lines(spec: Spec, elements, axis) -> list:
+def in_lines(spec: Spec, elements, axis, joined=False) -> list:
     """Any grouping along the last axis, without a loop over the data.
 
     The chain within each line of columns, after the prefix of the lines before it. Both
     passes over the data are single fusions, which XLA runs on every core; a loop it runs
-    on one. The loop over the lines' totals keeps the two passes apart.
+    on one. The loop over the lines' totals keeps the two passes apart. `joined` says that
+    the axis before it holds consecutive chunks of one long axis.
     """
     shape = elements[0].shape
     n = shape[axis]
-    parts = _fold.split(elements, axis, -(-n // _LINE))
+    # The padding is in the totals, so it must be neutral to the bit.
+    neutral = spec.reducer.identity(jnp.zeros((), elements[0].dtype))
+    parts = _fold.split(elements, axis, -(-n // _LINE), neutral)
     (lifted,) = spec.lift(parts)
     totals = _native.VALUES[spec.reducer.native](lifted, (axis + 1,))
     fibre = totals.shape[:-1]
@@ -179,7 +182,10 @@ def in_lines(spec: Spec, elements, axis) -> list:
 
     (first,) = spec.identity(fibre)
     carry = (first, jnp.zeros_like(columns))
-    _, before = lax.fori_loop(0, columns.shape[0], body, carry)
+    whole, before = lax.fori_loop(0, columns.shape[0], body, carry)
+    if joined:
+        (ahead,), _ = _exclusive_totals(spec, [whole], None, None, axis - 1, True)
+        before = spec.merge([jnp.broadcast_to(ahead, before.shape)], [before])[0]
     before = jnp.moveaxis(before, 0, axis)[..., None]
     lines = _line(spec, parts, None, *_fold.start(spec, totals.shape, None, False))
     outs = _shown(spec, ([before], None), *lines)
@@ -188,11 +194,10 @@ def in_lines(spec: Spec, elements, axis) -> list:
 
 
 def _suits_lines(spec: Spec, shape, axis, init, mask) -> bool:
-    """A native sum or extreme along a last axis of middling length, many times over."""
+    """A native sum, product or extreme along a last axis that is worth it."""
     native = spec.reducer.native in ("add", "mul", "max", "min") and not spec.swapped
-    last = axis == len(shape) - 1 and _SHORT < shape[axis] <= _LINE * 1024
-    many = _fold.chunk_count(shape, axis) == 1 and 0 not in shape
-    return native and last and many and init is None and mask is None
+    last = axis == len(shape) - 1 and shape[axis] > _SHORT and 0 not in shape
+    return native and last and init is None and mask is None
 
 
 def chain(spec: Spec, elements, axis, init, mask, platform, before=None) -> list:
@@ -211,18 +216,21 @@ def chain(spec: Spec, elements, axis, init, mask, platform, before=None) -> list
 def chunked(spec: Spec, elements, axis, init, mask, platform) -> list:
     """Any grouping in source order: totals of chunks first, then chains side by side."""
     shape = elements[0].shape
-    if platform == "cpu" and _suits_lines(spec, shape, axis, init, mask):
-        return in_lines(spec, elements, axis)
     chunks = _fold.chunk_count(shape, axis)
+    lines = platform == "cpu" and _suits_lines(spec, shape, axis, init, mask)
+    if lines and chunks == 1:
+        return in_lines(spec, elements, axis)
     if chunks == 1:
         return chain(spec, elements, axis, init, mask, platform)
     parts = _fold.split([*elements, *(() if mask is None else (mask,))], axis, chunks)
     m = parts.pop() if mask is not None else None
-    totals, valid = _fold.fold(spec, parts, axis + 1, None, m)
-    if valid is not None and mask is None:
-        valid = None
-    before, known = _exclusive_totals(spec, totals, valid, init, axis, mask is None)
-    outs = chain(spec, parts, axis + 1, None, m, platform, (before, known))
+    if lines:
+        outs = in_lines(spec, parts, axis + 1, joined=True)
+    else:
+        totals, valid = _fold.fold(spec, parts, axis + 1, None, m)
+        valid = None if mask is None else valid  # only the padding lacks elements
+        begin = _exclusive_totals(spec, totals, valid, init, axis, mask is None)
+        outs = chain(spec, parts, axis + 1, None, m, platform, begin)
     n = parts[0].shape[axis] * parts[0].shape[axis + 1]
     merged = [v.reshape(*v.shape[:axis], n, *v.shape[axis + 2 :]) for v in outs]
     return [lax.slice_in_dim(v, 0, shape[axis], axis=axis) for v in merged]
