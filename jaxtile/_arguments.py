@@ -44,20 +44,24 @@ def _untile(op: str, x: Any):
     return jax.tree.map(lambda t: t.array, x, is_leaf=is_tile), dims
 
 
+def _asarray(op: str, leaf: Any) -> jax.Array:
+    try:
+        return jnp.asarray(leaf)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TileTypeError(
+            message(
+                op,
+                expected="arrays, numbers or tiles",
+                got=f"{type(leaf).__name__} ({error})",
+                way_out="Pass arrays, or a pytree of them as the element.",
+            )
+        ) from error
+
+
 def _arrays(op: str, leaves: Sequence) -> list:
     out = []
     for leaf in leaves:
-        try:
-            array = jnp.asarray(leaf)
-        except TypeError as error:
-            raise TileTypeError(
-                message(
-                    op,
-                    expected="arrays, numbers or tiles",
-                    got=type(leaf).__name__,
-                    way_out="Pass a pytree of arrays.",
-                )
-            ) from error
+        array = _asarray(op, leaf)
         formats.require_arithmetic(array.dtype, op)
         out.append(array)
     if not out:
@@ -158,7 +162,7 @@ def _seed(op, spec: Spec, init: Any, shape) -> list | None:
 
 
 def _seed_leaf(op, leaf, dtype, shape):
-    array = jnp.asarray(leaf)
+    array = _asarray(op, leaf)
     number = array.ndim == 0 and jnp.issubdtype(array.dtype, jnp.integer)
     fits = np.can_cast(array.dtype, dtype, "same_kind")
     if not fits and not (number and jnp.issubdtype(dtype, jnp.floating)):
@@ -186,7 +190,7 @@ def _seed_leaf(op, leaf, dtype, shape):
 def _mask(op, where: Any, shape):
     if where is None:
         return None
-    mask = jnp.asarray(where.array if is_tile(where) else where)
+    mask = _asarray(op, where.array if is_tile(where) else where)
     try:
         return jnp.broadcast_to(mask, shape)
     except ValueError as error:
@@ -205,6 +209,9 @@ def out_dtypes(op, spec: Spec, out_dtype: Any) -> tuple:
     if out_dtype is None:
         return spec.results
     leaves, tree = jax.tree.flatten(out_dtype, is_leaf=lambda v: v is None)
+    for leaf in leaves:
+        if leaf is not None:
+            formats.require_arithmetic(leaf, op)
     if tree == spec.result_tree and len(leaves) > 1:
         wanted = [
             r if d is None else d for d, r in zip(leaves, spec.results, strict=True)

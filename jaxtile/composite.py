@@ -16,7 +16,7 @@ from jaxtile.catalogue import (
     scalar_like,
     zero_like,
 )
-from jaxtile.errors import ContractError, TileValueError, message
+from jaxtile.errors import ContractError, TileTypeError, TileValueError, message
 from jaxtile.reducers import Laws, Provenance, Reducer
 
 
@@ -238,6 +238,15 @@ def _each(functions, *states):
 
 def _forbid_index(op: str, *reducers: Reducer) -> None:
     for r in reducers:
+        if not isinstance(r, Reducer):
+            raise TileTypeError(
+                message(
+                    op,
+                    expected="reducers",
+                    got=repr(r),
+                    way_out="Pass jaxtile.add, jaxtile.maximum, ...",
+                )
+            )
         if r.indexed:
             raise ContractError(
                 message(

@@ -12,8 +12,8 @@ from jaxtile import backends
 from jaxtile._arguments import is_tile, out_dtypes, parts, retile
 from jaxtile.composite import affine
 from jaxtile.dims import Dim
-from jaxtile.errors import TileShapeError, TileValueError, message
-from jaxtile.policy import Policy, as_policy, ordered_tree, unordered_tree
+from jaxtile.errors import PolicyError, TileShapeError, TileValueError, message
+from jaxtile.policy import Kind, Policy, as_policy, ordered_tree, unordered_tree
 from jaxtile.primitives._bind import bind_reduce, bind_scan
 from jaxtile.reducers import Reducer
 
@@ -104,7 +104,7 @@ def scan(
     """Every prefix along an axis, combined by a reducer in the order of a policy.
 
     prefix: y_i = init . x_0 ... x_i; suffix: y_i = x_i ... x_(n-1) . init; reverse: the
-    prefix scan of the flipped sequence, flipped back.
+    prefix scan of the flipped sequence, flipped back. `fold_right` seeds the far end.
 
     Args:
         x: an array or tile of any arithmetic dtype and rank, or a pytree of equally
@@ -206,13 +206,26 @@ def linear_recurrence(
         h, shaped like b.
 
     Raises:
-        As `scan`.
+        PolicyError: h0 with `fold_right` (for suffixes `fold_left`), whose seed is at
+            the far end.
+        The errors of `scan`.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
         >>> print(jt.linear_recurrence(jnp.full(3, 0.5), jnp.ones(3), 0))
         [1.   1.5  1.75]
     """
+    against = Kind.LEFT if direction == "suffix" else Kind.RIGHT
+    if h0 is not None and as_policy(policy).kind is against:
+        raise PolicyError(
+            message(
+                "linear_recurrence",
+                expected="a policy that starts from h0",
+                got=f"policy={as_policy(policy)}, direction={direction!r}",
+                way_out="A recurrence from h0 is a left fold (a right one for suffixes): "
+                "drop the policy or h0.",
+            )
+        )
     if not is_tile(a) and not is_tile(b):
         a, b = jnp.asarray(a), jnp.asarray(b)
         try:

@@ -6,18 +6,33 @@ accumulator's dtype. Nothing here is used under a policy that forbids regrouping
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtile.primitives._define import PLATFORM
 from jaxtile.primitives._fold import collapse
 
 
 def _add(x, axes):
     # A named function, not lax.add: jax would swap in reduce_sum, whose +0.0 start
     # loses the sign of a sum of -0.0.
-    zero = np.asarray(-0.0 if jnp.issubdtype(x.dtype, jnp.floating) else 0, x.dtype)
-    return lax.reduce(x, zero, lambda a, b: lax.add(a, b), axes)
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    zero = np.asarray(-0.0 if floating else 0, x.dtype)
+    total = lax.reduce(x, zero, lambda a, b: lax.add(a, b), axes)
+    if floating and x.size >= 1024 and PLATFORM.get() == "cpu":
+        fix = functools.partial(_signed_zero, axes=axes)
+        return lax.cond(jnp.any(total == 0), fix, lambda x, t: t, x, total)
+    return total
+
+
+def _signed_zero(x, total, axes):
+    """XLA splits a long sum on the CPU and starts the parts from +0.0."""
+    bits = lax.bitcast_convert_type(x, np.dtype(f"int{x.dtype.itemsize * 8}"))
+    negative = lax.reduce(bits < 0, np.asarray(True), lax.bitwise_and, axes)
+    return jnp.where((total == 0) & negative, -jnp.zeros_like(total), total)
 
 
 def _mul(x, axes):
@@ -46,7 +61,9 @@ def _logaddexp(x, axes):
     kept = [d for d in range(x.ndim) if d not in axes]
     shift = lax.broadcast_in_dim(finite, x.shape, kept)
     total = jnp.log(_add(jnp.exp(x - shift), axes))
-    return jnp.where(jnp.abs(top) == jnp.inf, top, total + finite)
+    # log(1) is 0, and 0 + -0.0 would lose the sign of a lone finite element.
+    alone = (jnp.abs(top) == jnp.inf) | (total == 0)
+    return jnp.where(alone, top, total + finite)
 
 
 VALUES = {

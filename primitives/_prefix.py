@@ -170,7 +170,7 @@ def in_lines(spec: Spec, elements, axis, joined=False) -> list:
     neutral = spec.reducer.identity(jnp.zeros((), elements[0].dtype))
     parts = _fold.split(elements, axis, -(-n // _LINE), neutral)
     (lifted,) = spec.lift(parts)
-    totals = _native.VALUES[spec.reducer.native](lifted, (axis + 1,))
+    totals = _native.VALUES[str(spec.reducer.native)](lifted, (axis + 1,))
     fibre = totals.shape[:-1]
     columns = jnp.moveaxis(totals, axis, 0)
 

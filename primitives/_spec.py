@@ -208,6 +208,15 @@ def _accumulators(reducer, tree, raw, index, acc_dtype, op):
     if acc_dtype is not None:
         formats.require_arithmetic(acc_dtype, op)
         acc = formats.require_enabled(acc_dtype, op)
+        if acc.kind == "b":
+            raise TileTypeError(
+                message(
+                    op,
+                    expected="an accumulator that numbers fit",
+                    got="acc_dtype=bool",
+                    way_out="Use logical_or or logical_and to stay in bool.",
+                )
+            )
         kinds = {jnp.issubdtype(d, jnp.floating) for d in raw if d.kind != "b"}
         mixed = len(kinds) > 1
         float_acc = jnp.issubdtype(acc, jnp.floating)
@@ -248,6 +257,16 @@ def _traced(fn, tree, dtypes, reducer, what, op):
                 "functions take.",
             )
         ) from error
+    shapes = [v.shape for v in jax.tree.leaves(out)]
+    if any(shapes) or not shapes:
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"{reducer!r}'s {what} to return scalars: it sees one element",
+                got=f"shapes {shapes}",
+                way_out="Give each component of the state a leaf of its own.",
+            )
+        )
     if any(isinstance(v, Tracer) for v in as_closed(closed)[1]):
         raise TileTypeError(
             message(

@@ -298,3 +298,17 @@ def test_c45_ragged_shapes(shape):
 def test_c01_oracle_of_a_bf16_chain():
     x = [(ml_dtypes.bfloat16(1),)] * 300
     assert oracle.fold_left(oracle.ADD, x) == (256,)
+
+
+@pytest.mark.parametrize("shape", [(8192,), (2048, 3), (3, 4099)])
+def test_c32_long_sums_of_negative_zero(shape):
+    x = jnp.full(shape, -0.0)
+    for policy in ("unordered_tree", "ordered_tree", "fixed_tree"):
+        assert np.signbit(
+            jt.reduce(x, int(np.argmax(shape)), jt.add, policy=policy)
+        ).all()
+    assert not np.signbit(jt.reduce(x.at[(1,) * x.ndim].set(0.0), None, jt.add))
+
+
+def test_c32_a_lone_logaddexp_keeps_its_sign():
+    assert np.signbit(jt.reduce(jnp.array([-0.0]), 0, jt.logaddexp))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxtile as jt
-from jaxtile.errors import TileShapeError, TileTypeError, TileValueError
+from jaxtile.errors import PolicyError, TileShapeError, TileTypeError, TileValueError
 
 _OPS = pytest.mark.parametrize("op", [jt.reduce, jt.scan])
 _X = np.ones((2, 3), np.float32)
@@ -175,3 +175,30 @@ def test_a_reducer_cannot_capture_a_traced_value():
 
     with pytest.raises(jt.errors.TileError, match="scaled"):
         run(jnp.ones(3), 2.0)
+
+
+def test_recurrence_from_a_state_is_no_right_fold():
+    x = jnp.ones(3)
+    with pytest.raises(PolicyError, match="a policy that starts from h0; got"):
+        jt.linear_recurrence(x, x, 0, 2.0, policy="fold_right")
+    with pytest.raises(PolicyError, match="direction='suffix'"):
+        jt.linear_recurrence(x, x, 0, 2.0, policy="fold_left", direction="suffix")
+
+
+def test_what_is_no_array_is_named():
+    x = jnp.ones(3)
+    for bad in ({"where": object()}, {"init": object()}):
+        with pytest.raises(TileTypeError, match="expected arrays, numbers or tiles"):
+            jt.reduce(x, 0, jt.add, **bad)
+    with pytest.raises(TileTypeError, match="too large"):
+        jt.reduce(2**40, None, jt.add)
+    with pytest.raises(TileTypeError, match="acc_dtype=bool"):
+        jt.reduce(x, 0, jt.add, acc_dtype=bool)
+    with pytest.raises(TileTypeError, match="expected reducers; got 3"):
+        jt.product(3)
+
+
+def test_reducers_see_scalars():
+    vector = jt.Reducer(lambda a, b: a + b, finish=lambda s: jnp.ones(3) * s)
+    with pytest.raises(TileTypeError, match="finish to return scalars"):
+        jt.reduce(jnp.ones(3), 0, vector, policy="fold_left")
