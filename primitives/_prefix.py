@@ -21,6 +21,8 @@ from jaxtile.primitives._spec import Spec
 
 # Columns that one step of the row scan computes at once: a cache line of float32.
 _LINE = 16
+# Columns of a line of `in_lines`: one vector of float32, whose chain is eight selects.
+_VECTOR = 8
 # Axes of at most this many elements are scanned a step at a time.
 _SHORT = 256
 # Merges of at most this many operations are cheap enough to repeat across a line.
@@ -168,9 +170,9 @@ def in_lines(spec: Spec, elements, axis, joined=False) -> list:
     n = shape[axis]
     # The padding is in the totals, so it must be neutral to the bit.
     neutral = spec.reducer.identity(jnp.zeros((), elements[0].dtype))
-    parts = _fold.split(elements, axis, -(-n // _LINE), neutral)
+    parts = _fold.split(elements, axis, -(-n // _VECTOR), neutral)
     (lifted,) = spec.lift(parts)
-    totals = _native.VALUES[str(spec.reducer.native)](lifted, (axis + 1,))
+    totals = _native.SHORT[str(spec.reducer.native)](lifted, (axis + 1,))
     fibre = totals.shape[:-1]
     columns = jnp.moveaxis(totals, axis, 0)
 
