@@ -199,7 +199,8 @@ def _suits_lines(spec: Spec, shape, axis, init, mask) -> bool:
     """A native sum, product or extreme along a last axis that is worth it."""
     native = spec.reducer.native in ("add", "mul", "max", "min") and not spec.swapped
     last = axis == len(shape) - 1 and shape[axis] > _SHORT and 0 not in shape
-    return native and last and init is None and mask is None
+    plain = init is None and mask is None and _native.keeps_rounding(spec)
+    return native and last and plain
 
 
 def chain(spec: Spec, elements, axis, init, mask, platform, before=None) -> list:

@@ -72,7 +72,7 @@ def _native_tree(spec, elements, mask, axes):
     if name in ("argmax", "argmin") and mask is None:
         x = convert(elements[0], spec.elements[0])
         return _native.argument(name, x, axes, spec.index), None
-    if name not in _native.VALUES:
+    if name not in _native.VALUES or not _native.keeps_rounding(spec):
         return None
     (x,) = spec.lift(elements)
     valid = None
