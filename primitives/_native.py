@@ -79,10 +79,6 @@ VALUES = {
     "logaddexp": _logaddexp,
 }
 
-# Short fibres, which XLA does not split: the start stays -0.0 without a second look.
-SHORT = {**VALUES, "add": _sum}
-
-
 def keeps_rounding(spec) -> bool:
     """XLA sums narrow floats in float32; a stated narrow accumulator rounds each step."""
     narrow = spec.states[0].itemsize < 4 and jnp.issubdtype(

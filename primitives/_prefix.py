@@ -6,6 +6,7 @@ merge's sides swapped), so that only one direction is written here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -158,6 +159,15 @@ def by_lines(spec: Spec, elements, axis, init, mask, before=None) -> list:
     return carry[2]
 
 
+def _line_totals(spec: Spec, lines):
+    """The chain over a short last axis as strided reads that XLA vectorises.
+
+    lax.reduce over so few columns goes to a library call on the CPU at half the speed.
+    """
+    columns = [lines[..., j] for j in range(lines.shape[-1])]
+    return functools.reduce(lambda a, b: spec.merge([a], [b])[0], columns)
+
+
 def in_lines(spec: Spec, elements, axis, joined=False) -> list:
     """Any grouping along the last axis, without a loop over the data.
 
@@ -172,7 +182,7 @@ def in_lines(spec: Spec, elements, axis, joined=False) -> list:
     neutral = spec.reducer.identity(jnp.zeros((), elements[0].dtype))
     parts = _fold.split(elements, axis, -(-n // _VECTOR), neutral)
     (lifted,) = spec.lift(parts)
-    totals = _native.SHORT[str(spec.reducer.native)](lifted, (axis + 1,))
+    totals = _line_totals(spec, lifted)
     fibre = totals.shape[:-1]
     columns = jnp.moveaxis(totals, axis, 0)
 
