@@ -1,0 +1,400 @@
+"""Scalar functions emitted as thread code: one value of each operand in each thread.
+
+A reducer's functions are traced on scalars and replayed in the arith and math dialects.
+That supplies the ops that plgpu lacks, takes states of mixed dtypes, and keeps the
+contract: no op carries a fast-math flag, so nothing contracts a * b + c, and every op
+with a float16 or bfloat16 result is computed in float32 and rounded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.mosaic.gpu import utils
+from jax.extend.core import Literal
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import math as math_dialect
+
+from jaxtile.pallas_lowering._elementwise import rounds_twice
+from jaxtile.primitives import _scalar
+from jaxtile.primitives import cast as _cast
+
+_FLOAT, _INT = arith.CmpFPredicate, arith.CmpIPredicate
+_NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
+
+
+def is_float(dtype: Any) -> bool:
+    """Whether the arithmetic of a dtype is floating point."""
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+def _is_signed(dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.signedinteger)
+
+
+def type_of(dtype: Any) -> ir.Type:
+    """The register type of a dtype; bool is one bit."""
+    return utils.dtype_to_ir_type(np.dtype(dtype))
+
+
+def constant(value: Any, dtype: Any) -> ir.Value:
+    """A constant of a dtype."""
+    kind = type_of(dtype)
+    if isinstance(kind, ir.IntegerType):
+        return arith.constant(kind, ir.IntegerAttr.get(kind, int(value)))
+    return arith.constant(kind, ir.FloatAttr.get(kind, float(value)))
+
+
+def _compare(name, dtype, a, b):
+    if is_float(dtype):
+        which = {"ne": "UNE"}.get(name, f"O{name.upper()}")
+        return arith.cmpf(getattr(_FLOAT, which), a, b)
+    prefix = "" if name in ("eq", "ne") else "s" if _is_signed(dtype) else "u"
+    return arith.cmpi(getattr(_INT, prefix + name), a, b)
+
+
+def _extreme(name, dtype, a, b):
+    if not is_float(dtype):
+        sign = "s" if _is_signed(dtype) else "u"
+        return getattr(arith, f"{name}{sign}i")(a, b)
+    if np.dtype(dtype) != np.float64:
+        return getattr(arith, f"{name}imumf")(a, b)
+    # The hardware's float64 maximum skips NaN and orders no zeros.
+    word = np.dtype(np.int64)
+    ahead = _compare("gt" if name == "max" else "lt", dtype, a, b)
+    bits = utils.bitcast(a, type_of(word))
+    negative = _compare("lt", word, bits, constant(0, word))
+    sign = negative if name == "min" else arith.xori(negative, constant(1, bool))
+    tie = arith.andi(_compare("eq", dtype, a, b), sign)
+    keep = arith.ori(arith.ori(ahead, tie), _compare("ne", dtype, a, a))
+    return arith.select(keep, a, b)
+
+
+def _arithmetic(float_op, int_op):
+    return lambda dtype, a, b: (float_op if is_float(dtype) else int_op)(a, b)
+
+
+def _ptx(op, *args):
+    """A float32 instruction that LLVM would replace by an approximate one."""
+    places = ", ".join(f"${k}" for k in range(len(args) + 1))
+    constraints = ",".join(["=f"] + ["f"] * len(args))
+    return llvm.inline_asm(
+        args[0].type, list(args), f"{op} {places};", constraints, has_side_effects=False
+    )
+
+
+def _divide(dtype, a, b):
+    if np.dtype(dtype) == np.float32:
+        return _ptx("div.rn.f32", a, b)
+    if is_float(dtype):
+        return arith.divf(a, b)
+    # The hardware traps or gives anything for these; jax says -1.
+    zero = _compare("eq", dtype, b, constant(0, dtype))
+    safe = arith.select(zero, constant(1, dtype), b)
+    quotient = (arith.divsi if _is_signed(dtype) else arith.divui)(a, safe)
+    return arith.select(zero, constant(-1, dtype), quotient)
+
+
+def _remainder(dtype, a, b):
+    zero = _compare("eq", dtype, b, constant(0, dtype))
+    safe = arith.select(zero, constant(1, dtype), b)
+    rest = (arith.remsi if _is_signed(dtype) else arith.remui)(a, safe)
+    return arith.select(zero, a, rest)
+
+
+def _shift(op, dtype, a, b):
+    bits = np.dtype(dtype).itemsize * 8
+    inside = arith.cmpi(_INT.ult, b, constant(bits, dtype))
+    fill = constant(0, dtype)
+    if op is arith.shrsi:
+        fill = arith.shrsi(a, constant(bits - 1, dtype))
+    return arith.select(inside, op(a, b), fill)
+
+
+def _power(dtype, a, y):
+    if y < 0:
+        return _divide(dtype, constant(1, dtype), _power(dtype, a, -y))
+    multiply, result = _BINARY["mul"], None
+    while y > 0:
+        if y & 1:
+            result = a if result is None else multiply(dtype, result, a)
+        y >>= 1
+        a = multiply(dtype, a, a) if y else a
+    return constant(1, dtype) if result is None else result
+
+
+def _sign(dtype, a):
+    zero, one = constant(0, dtype), constant(1, dtype)
+    if not is_float(dtype):
+        low = constant(-1, dtype) if _is_signed(dtype) else zero
+        result = arith.select(_compare("gt", dtype, a, zero), one, low)
+        return arith.select(_compare("eq", dtype, a, zero), zero, result)
+    result = math_dialect.copysign(one, a)
+    same = _compare("eq", dtype, a, zero)
+    odd = arith.ori(same, _compare("ne", dtype, a, a))
+    return arith.select(odd, a, result)
+
+
+def _math(name):
+    return lambda dtype, a: getattr(math_dialect, name)(a)
+
+
+def _root(dtype, a):
+    single = np.dtype(dtype) == np.float32
+    return _ptx("sqrt.rn.f32", a) if single else math_dialect.sqrt(a)
+
+
+def _negate(dtype, a):
+    return arith.negf(a) if is_float(dtype) else arith.subi(constant(0, dtype), a)
+
+
+def _absolute(dtype, a):
+    if is_float(dtype):
+        return math_dialect.absf(a)
+    return math_dialect.absi(a) if _is_signed(dtype) else a
+
+
+def _finite(dtype, a):
+    return _compare("lt", dtype, math_dialect.absf(a), constant(np.inf, dtype))
+
+
+def _complement(dtype, a):
+    return arith.xori(a, constant(1 if dtype == bool else -1, dtype))
+
+
+_BINARY: dict[str, Callable] = {
+    "add": _arithmetic(arith.addf, arith.addi),
+    "add_any": _arithmetic(arith.addf, arith.addi),
+    "sub": _arithmetic(arith.subf, arith.subi),
+    "mul": _arithmetic(arith.mulf, arith.muli),
+    "div": _divide,
+    "rem": _remainder,
+    "max": functools.partial(_extreme, "max"),
+    "min": functools.partial(_extreme, "min"),
+    "and": lambda dtype, a, b: arith.andi(a, b),
+    "or": lambda dtype, a, b: arith.ori(a, b),
+    "xor": lambda dtype, a, b: arith.xori(a, b),
+    "pow": lambda dtype, a, b: math_dialect.powf(a, b),
+    "atan2": lambda dtype, a, b: math_dialect.atan2(a, b),
+    "shift_left": functools.partial(_shift, arith.shli),
+    "shift_right_logical": functools.partial(_shift, arith.shrui),
+    "shift_right_arithmetic": functools.partial(_shift, arith.shrsi),
+    **{k: functools.partial(_compare, k) for k in ("eq", "ne", "lt", "le", "gt", "ge")},
+}
+_MATH = "exp exp2 log log1p expm1 tanh sin cos tan rsqrt cbrt floor ceil erf"
+_UNARY: dict[str, Callable] = {
+    "neg": _negate,
+    "abs": _absolute,
+    "sign": _sign,
+    "not": _complement,
+    "sqrt": _root,
+    "is_finite": _finite,
+    "square": lambda dtype, a: _BINARY["mul"](dtype, a, a),
+    **{name: _math(name) for name in _MATH.split()},
+}
+_SAME = frozenset("broadcast_in_dim reshape squeeze stop_gradient copy".split())
+_SPECIAL = frozenset(
+    "select_n clamp integer_pow convert_element_type bitcast_convert_type tile_cast "
+    "tile_bitcast reduce_precision clz".split()
+)
+# Ops whose float form is missing: what to say.
+_INTEGERS_ONLY = frozenset(("rem",))
+
+
+def lacks(jaxpr: Any) -> str | None:
+    """Why a scalar jaxpr cannot be emitted, or None."""
+    for eqn in _scalar.as_closed(jaxpr)[0].eqns:
+        inner, name = _scalar.inner_jaxpr(eqn), eqn.primitive.name
+        if inner is not None:
+            reason = lacks(inner)
+            if reason is not None:
+                return reason
+            continue
+        known = name in _BINARY or name in _UNARY or name in _SAME | _SPECIAL
+        floats = eqn.invars and is_float(eqn.invars[0].aval.dtype)
+        if not known or (floats and name in _INTEGERS_ONLY):
+            return f"its function uses {name}, which has no thread code; map it outside"
+    return None
+
+
+def convert(value: ir.Value, source: Any, target: Any) -> ir.Value:
+    """The conversion that `jaxtile.cast` states; narrow floats come from float32."""
+    source, target = np.dtype(source), np.dtype(target)
+    if source == target:
+        return value
+    direct = _convert_directly(value, source, target)
+    if direct is not None:
+        return direct
+    # Selects around the instruction, or bits rounded once: replay the definition.
+    region = Region(lambda x: [_cast.convert(x, target)], (source,), plain=True)
+    return region(value)[0]
+
+
+def _convert_directly(value, source, target):
+    kind, wide = type_of(target), np.dtype(np.float32)
+    if rounds_twice(source, target):
+        return None
+    if target in _NARROW and source != wide:
+        return arith.truncf(kind, convert(value, source, wide))
+    if is_float(source) and is_float(target):
+        wider = target.itemsize > source.itemsize
+        return (arith.extf if wider else arith.truncf)(kind, value)
+    if is_float(target):
+        unsigned = not _is_signed(source)
+        return (arith.uitofp if unsigned else arith.sitofp)(kind, value)
+    if is_float(source) or target == bool:
+        return None
+    width = 1 if source == bool else source.itemsize * 8
+    if width == target.itemsize * 8:
+        return value
+    if width > target.itemsize * 8:
+        return arith.trunci(kind, value)
+    return (arith.extsi if _is_signed(source) else arith.extui)(kind, value)
+
+
+def _float_to_integer(value, source, target):
+    """The bare instruction, for the inside of the cast's own selects."""
+    op = arith.fptosi if _is_signed(target) else arith.fptoui
+    return op(type_of(target), value)
+
+
+_FOLDS: dict[str, Callable] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "gt": np.greater,
+}
+
+
+def known(value: ir.Value) -> Any:
+    """The number that a value is known to be, or None."""
+    op = value.owner
+    if not isinstance(op, ir.Operation | ir.OpView) or op.name != "arith.constant":
+        return None
+    return op.attributes["value"].value
+
+
+def _folded(name, args, dtypes, result):
+    """A constant of constants: the counts of a tree's first levels, and their quotients.
+
+    A compiler cannot fold an instruction that is stated as such.
+    """
+    if name not in _FOLDS or not all(is_float(d) for d in dtypes):
+        return None
+    numbers = [known(a) for a in args]
+    if any(n is None for n in numbers):
+        return None
+    typed = [np.dtype(d).type(n) for n, d in zip(numbers, dtypes, strict=True)]
+    with np.errstate(all="ignore"):
+        return constant(_FOLDS[name](*typed), result)
+
+
+class Region:
+    """A function of scalars, ready to be emitted any number of times.
+
+    Args:
+        fn: `(*scalars) -> sequence of scalars`, in plain jax.
+        dtypes: of its operands.
+        plain: `convert_element_type` is the bare instruction, not `jaxtile.cast`.
+    """
+
+    def __init__(self, fn: Callable, dtypes: Sequence, plain: bool = False):
+        shapes = [jax.ShapeDtypeStruct((), np.dtype(d)) for d in dtypes]
+        self.closed = jax.make_jaxpr(fn)(*shapes)
+        self.dtypes = tuple(v.dtype for v in self.closed.out_avals)
+        self.plain = plain
+
+    def __call__(self, *values: ir.Value) -> list[ir.Value]:
+        """The results for one value of each operand in this thread."""
+        jaxpr, consts = _scalar.as_closed(self.closed)
+        return self._replay(jaxpr, consts, values)
+
+    def _replay(self, jaxpr, consts, values) -> list:
+        def value(c, var):
+            return c if isinstance(c, ir.Value) else constant(c, var.aval.dtype)
+
+        pairs = zip(jaxpr.constvars, consts, strict=True)
+        env: dict = {var: value(c, var) for var, c in pairs}
+        env.update(zip(jaxpr.invars, values, strict=True))
+
+        def read(atom):
+            if isinstance(atom, Literal):
+                return constant(atom.val, atom.aval.dtype)  # pyright: ignore
+            return env[atom]
+
+        for eqn in jaxpr.eqns:
+            args, inner = [read(v) for v in eqn.invars], _scalar.inner_jaxpr(eqn)
+            if inner is not None:
+                outs = self._replay(*_scalar.as_closed(inner), args)
+            else:
+                outs = [self._rounded(eqn, args)]
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _rounded(self, eqn, args):
+        """One op, its narrow result rounded from float32."""
+        dtypes = [v.aval.dtype for v in eqn.invars]
+        result = eqn.outvars[0].aval.dtype
+        name = eqn.primitive.name
+        moves = name in _SAME or name in _SPECIAL or name in ("neg", "abs")
+        narrow = any(d in _NARROW for d in dtypes)
+        if moves or not narrow:
+            return self._emit(eqn, args, dtypes)
+        wide = np.dtype(np.float32)
+        args = [
+            convert(a, d, wide) if d in _NARROW else a
+            for a, d in zip(args, dtypes, strict=True)
+        ]
+        dtypes = [wide if d in _NARROW else d for d in dtypes]
+        out = self._emit(eqn, args, dtypes)
+        return convert(out, wide, result) if result in _NARROW else out
+
+    def _emit(self, eqn, args, dtypes):
+        name, dtype = eqn.primitive.name, dtypes[0] if dtypes else None
+        folded = _folded(name, args, dtypes, eqn.outvars[0].aval.dtype)
+        if folded is not None:
+            return folded
+        if name in _BINARY:
+            return _BINARY[name](dtype, *args)
+        if name in _UNARY:
+            return _UNARY[name](dtype, *args)
+        if name in _SAME:
+            return args[0]
+        return self._special(name, eqn, args, dtypes)
+
+    def _special(self, name, eqn, args, dtypes):
+        if name == "select_n":
+            return arith.select(args[0], args[2], args[1])
+        if name == "clamp":
+            low = _extreme("max", dtypes[1], args[1], args[0])
+            return _extreme("min", dtypes[1], low, args[2])
+        if name == "integer_pow":
+            return _power(dtypes[0], args[0], eqn.params["y"])
+        if name == "clz":
+            return math_dialect.ctlz(args[0])
+        if name == "reduce_precision":
+            return self._reduce_precision(eqn, args[0], dtypes[0])
+        target = np.dtype(eqn.outvars[0].aval.dtype)
+        if name in ("bitcast_convert_type", "tile_bitcast"):
+            return utils.bitcast(args[0], type_of(target))
+        if self.plain and is_float(dtypes[0]) and not is_float(target):
+            return _float_to_integer(args[0], dtypes[0], target)
+        return convert(args[0], dtypes[0], target)
+
+    def _reduce_precision(self, eqn, value, dtype):
+        for narrow in _NARROW:
+            info = jnp.finfo(narrow)
+            want = (eqn.params["exponent_bits"], eqn.params["mantissa_bits"])
+            if (info.nexp, info.nmant) == want:
+                return convert(convert(value, dtype, narrow), narrow, dtype)
+        raise NotImplementedError(f"reduce_precision to {eqn.params}")
