@@ -56,13 +56,13 @@ def align_varying(values: Sequence[Any]) -> list[Any]:
     ]
 
 
-def lower_reference(reference: Callable[..., list]) -> Callable:
-    """A lowering rule that traces `reference` as plain jax.
+def lower_plain(fn: Callable[..., list]) -> Callable:
+    """A lowering rule that traces `fn`, a reference or a kernel, as plain jax.
 
-    The reference's loops and reshapes know nothing of meshes, so it is traced without
+    Its loops and reshapes know nothing of meshes, so it is traced without
     the operands' shardings; the outputs then carry those of the abstract evaluation.
     """
-    rule = mlir.lower_fun(reference, multiple_results=True)
+    rule = mlir.lower_fun(fn, multiple_results=True)
 
     def plain(aval):
         return _core.ShapedArray(aval.shape, aval.dtype)
@@ -106,11 +106,31 @@ class Hooks(NamedTuple):
             the shared memory that it uses in each warpgroup of a Mosaic GPU kernel.
         trace: `fn -> rule`, where `fn(*values, **params) -> [value]` is plain jax.
         knows: whether the backend has a rule for a primitive.
+        unavailable: why its whole-array kernels do not run on this process's devices,
+            or None; where there is no device, one that suits is assumed.
     """
 
     register: Callable[..., None]
     trace: Callable[[Callable], Callable]
     knows: Callable[[Any], bool]
+    unavailable: Callable[[], str | None]
+
+
+def _cuda_from(least: float) -> Callable[[], str | None]:
+    def unavailable():
+        try:
+            devices = jax.local_devices(backend="cuda")
+        except RuntimeError:
+            return None
+        found = min(float(d.compute_capability) for d in devices)
+        if found >= least:
+            return None
+        return (
+            f"it needs compute capability {least}, and a device here has {found}; use "
+            "a newer device"
+        )
+
+    return unavailable
 
 
 def triton() -> Hooks:
@@ -123,7 +143,8 @@ def triton() -> Hooks:
     def trace(fn):
         return lowering.lower_fun(fn, multiple_results=True)
 
-    return Hooks(register, trace, lambda p: p in lowering.triton_lowering_rules)
+    knows = lowering.triton_lowering_rules.__contains__
+    return Hooks(register, trace, knows, _cuda_from(8.0))
 
 
 def tpu() -> Hooks:
@@ -134,7 +155,7 @@ def tpu() -> Hooks:
         lowering.register_lowering_rule(primitive)(rule)
 
     rules = lowering.lowering_rules[core.CoreType.TC]
-    return Hooks(register, lowering.lower_fun, lambda p: p in rules)
+    return Hooks(register, lowering.lower_fun, rules.__contains__, lambda: None)
 
 
 _MOST_WARPGROUPS = 8
@@ -168,7 +189,8 @@ def mosaic_gpu() -> Hooks:
         # A list would be taken for one nested result.
         return lowering._lower_fun(lambda *xs, **params: tuple(fn(*xs, **params)))
 
-    return Hooks(register, trace, lambda p: all(p in t for t in tables))
+    knows = lambda p: all(p in t for t in tables)  # noqa: E731
+    return Hooks(register, trace, knows, _cuda_from(9.0))
 
 
 def placed_like(value: Any, like: Any):

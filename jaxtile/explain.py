@@ -119,6 +119,13 @@ def _refusal(found: _found.Found, backend: str) -> str | None:
     )
 
 
+def _whole_refusal(found: _found.Found, backend: str) -> str | None:
+    avals = [v.aval for v in found.eqn.invars]
+    return backends.whole_array_refusal(
+        backend, found.eqn.primitive, *avals, **found.eqn.params
+    )
+
+
 @dataclass(frozen=True)
 class Entry:
     """One tile op of a function.
@@ -207,7 +214,7 @@ def _entry(found: _found.Found) -> Entry:
         if in_kernel:
             reason = _refusal(found, name)
         else:
-            reason = backends.whole_array_refusal(found.op, name)
+            reason = _whole_refusal(found, name)
         if name == found.place:
             chosen = name if reason is None else "refused"
         if reason is not None:
@@ -284,8 +291,9 @@ def support_table() -> str:
     rows = [head, ["---"] * len(head)]
     for label, op, args, params in _cases():
         found = [supports(op, name, *args, **params).reason for name in NAMES]
+        (case,) = _found.find(_jaxpr_of(_PUBLIC[op], args, params))
         whole = [backends.REFERENCE] + [
-            name for name in NAMES if backends.whole_array_refusal(op, name) is None
+            name for name in NAMES if _whole_refusal(case, name) is None
         ]
         rows.append([label, *map(cell, found), ", ".join(whole)])
     lines = [f"| {' | '.join(row)} |" for row in rows]

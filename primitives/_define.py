@@ -6,13 +6,15 @@ import contextvars
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxtile import _jax_private
+
+REFERENCE = "reference"
 
 
 class Out(NamedTuple):
@@ -21,6 +23,18 @@ class Out(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     dims: tuple[int, ...]
+
+
+class Choice(Protocol):
+    """Who knows the whole-array kernels and picks one of them."""
+
+    def insist(self, primitive: Primitive, name: str, avals, params) -> None:
+        """Raise where the backend that was asked for refuses."""
+
+    def kernel(
+        self, primitive: Primitive, platform: str, name: str | None, avals, params
+    ) -> Callable[..., list] | None:
+        """`(*arrays, **params) -> [array]` for a platform; None is the reference."""
 
 
 def new_primitive(name: str) -> Primitive:
@@ -40,6 +54,9 @@ def define(
     transpose: Callable | None = None,
 ) -> Primitive:
     """Give a primitive its rules.
+
+    A parameter `implementation` (None, "reference" or a backend's name) is not the
+    function's: it chooses what runs, and neither `abstract` nor `reference` sees it.
 
     Args:
         primitive: the primitive, or the name of a new one, shown in jaxprs.
@@ -66,20 +83,23 @@ def define(
         lambda *args, **params: jitted(tuple(sorted(params.items())))(*args)
     )
 
-    def abstract_eval(*avals, **params):
+    def abstract_eval(*avals, implementation=None, **params):
         if BEFORE_KERNELS and _PALLAS in sys.modules:
             BEFORE_KERNELS.pop()()
         spec = _jax_private.sharding_spec(avals[0])
+        outs = abstract(*avals, **params)
+        if implementation not in (None, REFERENCE):
+            CHOICE[0].insist(primitive, implementation, avals, params)
         return [
             _jax_private.out_aval(
                 o.shape, o.dtype, [spec[d] if d >= 0 else None for d in o.dims], avals
             )
-            for o in abstract(*avals, **params)
+            for o in outs
         ]
 
     primitive.def_abstract_eval(abstract_eval)
-    for platform in ("", "cpu", "cuda"):
-        rule = _jax_private.lower_reference(_on(platform, reference))
+    for platform in ("", "cpu", "cuda", "tpu"):
+        rule = _rule(primitive, platform, reference)
         mlir.register_lowering(primitive, rule, platform=platform or None)
     batching.primitive_batchers[primitive] = batch
     if jvp is not None:
@@ -88,6 +108,23 @@ def define(
         ad.primitive_transposes[primitive] = transpose
     REFERENCES[primitive] = reference
     return primitive
+
+
+def _rule(primitive: Primitive, platform: str, reference: Callable[..., list]):
+    """The lowering rule on a platform: the chosen kernel, or the reference."""
+    home = platform if platform in ("cpu", "cuda") else ""
+    plain = _jax_private.lower_plain(_on(home, reference))
+
+    def lower(ctx, *args, implementation=None, **params):
+        run = None
+        if implementation != REFERENCE and CHOICE:
+            run = CHOICE[0].kernel(
+                primitive, platform, implementation, ctx.avals_in, params
+            )
+        rule = plain if run is None else _jax_private.lower_plain(run)
+        return rule(ctx, *args, **params)
+
+    return lower
 
 
 # Where the reference is being lowered; arithmetic that a platform rounds otherwise asks.
@@ -109,6 +146,9 @@ def _on(platform: str, reference: Callable[..., list]) -> Callable[..., list]:
 # leaves a loader here, and users without kernels never pay for it.
 BEFORE_KERNELS: list[Callable[[], None]] = []
 _PALLAS = "jax.experimental.pallas"
+
+# Primitives know no backend: whoever has whole-array kernels leaves the choice here.
+CHOICE: list[Choice] = []
 
 REFERENCES: dict[Primitive, Callable[..., list]] = {}
 
