@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src import core as _core
+from jax._src import custom_partitioning as _partitioning
+from jax._src import custom_partitioning_sharding_rule as _rules
+from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
+from jax._src.lib.mlir import ir  # pyright: ignore
+from jax._src.lib.mlir.dialects import hlo
+from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule
 from jax.interpreters import mlir
 
 
@@ -72,7 +78,7 @@ def lower_plain(fn: Callable[..., list]) -> Callable:
             avals_in=tuple(map(plain, ctx.avals_in)),
             avals_out=tuple(map(plain, ctx.avals_out)),
         )
-        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        with _no_mesh():
             outs = rule(bare, *args, **params)
         return [
             _constrain(ctx, out, aval)
@@ -82,12 +88,146 @@ def lower_plain(fn: Callable[..., list]) -> Callable:
     return lower
 
 
+def _no_mesh():
+    """A context without a mesh, which still says what device a kernel is for."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    return jax.sharding.use_abstract_mesh(mesh)
+
+
 def _constrain(ctx, out, aval):
     sharding = getattr(aval, "sharding", None)
     if sharding is None or sharding.mesh.empty or aval.ndim == 0:
         return out
     value = out[0] if isinstance(out, (tuple, list)) else out
     return _mlir.lower_with_sharding_in_types(ctx, value, aval)
+
+
+def placement(ctx: Any) -> tuple[Any, str | None]:
+    """Where the arrays of a lowering are: (mesh, why a kernel cannot run on it).
+
+    The mesh is None where the arrays are already those of one device.
+    """
+    module = ctx.module_context
+    where = module.axis_context
+    if isinstance(where, _sharding_impls.SPMDAxisContext):
+        if where.manual_axes == frozenset(where.mesh.axis_names):
+            return None, None
+        return None, (
+            "some mesh axes are manual in shard_map and some are not; name all of them "
+            "in axis_names="
+        )
+    if getattr(where, "num_devices", 1) == 1:
+        return None, None
+    if module.lowering_parameters.for_export:
+        return None, (
+            "an exported module cannot hold a kernel for several devices; put the call "
+            "in jax.shard_map"
+        )
+    meshes = [a.sharding.mesh for a in ctx.avals_in]
+    meshes.append(jax.sharding.get_abstract_mesh())
+    mesh = next((m for m in meshes if not m.empty), None)
+    if mesh is not None and mesh.size == where.num_devices:
+        return mesh, None
+    return None, (
+        "the mesh is not known where the call is traced; trace it under jax.set_mesh, or "
+        "pass arrays that are sharded already"
+    )
+
+
+def lower_partitioned(
+    ctx: Any,
+    args: Sequence,
+    mesh: Any,
+    fn: Callable[..., list],
+    dims: tuple[Sequence, Sequence],
+    whole: Sequence[int],
+) -> list:
+    """Lower to `fn` on each device's own shards, whatever the partitioner chooses.
+
+    Args:
+        ctx: the lowering's context.
+        args: the operands' values.
+        mesh: the mesh of `placement`.
+        fn: traced on the shards of one device.
+        dims: for every operand, then for every result, its dimensions as those of the
+            first operand.
+        whole: dimensions of the first operand that every device holds whole.
+    """
+
+    def local(*shards):
+        with _no_mesh():
+            return tuple(fn(*shards))
+
+    def shardings(operands, results):
+        found = _joint_spec(operands[0], results, dims[1], whole)
+        place = lambda each: jax.sharding.NamedSharding(  # noqa: E731
+            mesh, jax.sharding.PartitionSpec(*(found[d] for d in each))
+        )
+        return [tuple(map(place, side)) for side in dims]
+
+    def partition(mesh, operands, results):
+        ins, outs = shardings(operands, results)
+        return mesh, local, outs, ins
+
+    def infer(mesh, operands, results):
+        return shardings(operands, ())[1]
+
+    def spec(sharding, rank):
+        found = _sharding_impls.parse_flatten_op_sharding(sharding, mesh)[0]
+        entries = tuple(found) + (None,) * (rank - len(found))
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
+
+    ins, outs = (jax.tree.structure((0,) * len(side)) for side in dims)
+    info = _partitioning._ShardingCallbackInfo(
+        None, partition, spec, ins, outs, infer, ctx.module_context, mesh, ()
+    )
+    return _partitioned_call(ctx, args, info, dims, whole)
+
+
+def _joint_spec(operand, results, dims, whole):
+    """The mesh axes of each dimension: the operand's, else those of a result."""
+    found = list(operand.sharding.spec)
+    used = {a for e in found for a in (e if isinstance(e, tuple) else (e,))}
+    found = [None if d in whole else e for d, e in enumerate(found)]
+    for result, places in zip(results, dims, strict=False):
+        for entry, d in zip(result.sharding.spec, places, strict=True):
+            names = entry if isinstance(entry, tuple) else (entry,)
+            if found[d] is None and d not in whole and not used.intersection(names):
+                found[d] = entry
+                used.update(names)
+    return found
+
+
+def _partitioned_call(ctx, args, info, dims, whole):
+    key = str(id(info))
+    _partitioning._sharding_callbacks[key.encode()] = info
+    # The executable keeps the callbacks alive, which are found by a weak reference.
+    ctx.module_context.add_keepalive(info)
+    types = [_mlir.aval_to_ir_type(ctx.module_context, a) for a in ctx.avals_out]
+    call = hlo.CustomCallOp(
+        types,
+        list(args),
+        call_target_name=ir.StringAttr.get("CustomSPMDPartitioning"),
+        has_side_effect=ir.BoolAttr.get(False),
+        api_version=_mlir.i32_attr(2),
+        called_computations=ir.ArrayAttr.get([]),
+        backend_config=ir.StringAttr.get(key),
+        operand_layouts=None,
+        result_layouts=None,
+    )
+    mapped = [
+        tuple(ArrayMapping(*(f"d{d}" for d in each)) for each in side) for side in dims
+    ]
+    rule = SdyShardingRule(
+        *mapped, need_replication_factors=tuple(f"d{d}" for d in whole)
+    )
+    call.attributes["sdy.sharding_rule"] = _rules.sdy_sharding_rule_to_mlir(
+        rule, [v.type for v in args], types
+    )
+    return [
+        _constrain(ctx, v, a) for v, a in zip(call.results, ctx.avals_out, strict=True)
+    ]
 
 
 def iota_like(like: Any, dtype: Any, axis: int):
@@ -133,6 +273,22 @@ def _cuda_from(least: float) -> Callable[[], str | None]:
     return unavailable
 
 
+def _triton_unavailable() -> str | None:
+    """Pallas Triton compiles for a device that it must know, from jax 0.11 on."""
+    try:
+        from jax._src.pallas.triton import gpu_info  # pyright: ignore
+    except ImportError:
+        return _cuda_from(8.0)()
+    try:
+        gpu_info.get_gpu_info()
+    except (ValueError, RuntimeError):
+        return (
+            "it compiles for a known device, and there is none; lower under "
+            "jax.sharding.use_abstract_mesh with an AbstractDevice"
+        )
+    return _cuda_from(8.0)()
+
+
 def triton() -> Hooks:
     """The table of Pallas Triton."""
     from jax._src.pallas.triton import lowering
@@ -144,7 +300,7 @@ def triton() -> Hooks:
         return lowering.lower_fun(fn, multiple_results=True)
 
     knows = lowering.triton_lowering_rules.__contains__
-    return Hooks(register, trace, knows, _cuda_from(8.0))
+    return Hooks(register, trace, knows, _triton_unavailable)
 
 
 def tpu() -> Hooks:

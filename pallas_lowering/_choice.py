@@ -18,6 +18,8 @@ def refusal(
     load_all()
     if name in _registry.FAILED:
         return _registry.FAILED[name]
+    if not all(isinstance(n, int) for a in avals for n in a.shape):
+        return "a kernel is made for one shape; export with a shape of integers"
     return _registry.BACKENDS[name].why_not_whole(primitive, *avals, **params)
 
 
@@ -74,6 +76,7 @@ def kernel(
     name: str | None,
     avals: Sequence,
     params: dict[str, Any],
+    misplaced: str | None,
 ) -> Callable[..., list] | None:
     """The whole-array kernel for a platform; None is the reference.
 
@@ -83,16 +86,19 @@ def kernel(
         name: the backend that was asked for, or None.
         avals: the abstract operands of one device.
         params: the primitive's, without `implementation`.
+        misplaced: why no kernel can run where the operands are, or None.
 
     Raises:
         UnsupportedOnBackend: the one that was asked for refuses or is elsewhere.
     """
     if name is not None:
         insist(primitive, name, avals, params)
-        reason = _elsewhere(name, platform)
+        reason = _elsewhere(name, platform) or misplaced
         if reason is not None:
             _fail(primitive, name, reason)
         return _registry.BACKENDS[name].wholes[primitive].run
+    if misplaced is not None:
+        return None
     for each in SERVES.get(platform, ()):
         if passed_over(primitive, platform, each, avals, params) is None:
             return _registry.BACKENDS[each].wholes[primitive].run

@@ -32,7 +32,13 @@ class Choice(Protocol):
         """Raise where the backend that was asked for refuses."""
 
     def kernel(
-        self, primitive: Primitive, platform: str, name: str | None, avals, params
+        self,
+        primitive: Primitive,
+        platform: str,
+        name: str | None,
+        avals,
+        params,
+        misplaced: str | None,
     ) -> Callable[..., list] | None:
         """`(*arrays, **params) -> [array]` for a platform; None is the reference."""
 
@@ -52,6 +58,7 @@ def define(
     batch: Callable,
     jvp: Callable | None = None,
     transpose: Callable | None = None,
+    along: Callable[..., tuple[int, ...]] | None = None,
 ) -> Primitive:
     """Give a primitive its rules.
 
@@ -67,6 +74,9 @@ def define(
         batch: `(args, dims, **params) -> (outs, out_dims)`.
         jvp: `(primals, tangents, **params) -> (outs, tangents_out)`.
         transpose: `(cotangents, *args, **params) -> [cotangent]`.
+        along: `(**params)`, the dimensions of the first operand that the op combines, for
+            ops that whole-array kernels run: on a mesh every device holds them whole. An
+            operand of lower rank lacks them.
 
     Returns:
         The primitive.
@@ -99,7 +109,7 @@ def define(
 
     primitive.def_abstract_eval(abstract_eval)
     for platform in ("", "cpu", "cuda", "tpu"):
-        rule = _rule(primitive, platform, reference)
+        rule = _rule(primitive, platform, abstract, reference, along)
         mlir.register_lowering(primitive, rule, platform=platform or None)
     batching.primitive_batchers[primitive] = batch
     if jvp is not None:
@@ -110,21 +120,42 @@ def define(
     return primitive
 
 
-def _rule(primitive: Primitive, platform: str, reference: Callable[..., list]):
+def _rule(primitive: Primitive, platform: str, abstract, reference, along):
     """The lowering rule on a platform: the chosen kernel, or the reference."""
     home = platform if platform in ("cpu", "cuda") else ""
     plain = _jax_private.lower_plain(_on(home, reference))
+    if along is None:
+        return plain
 
-    def lower(ctx, *args, implementation=None, **params):
-        run = None
+    def lower(ctx, *args, implementation, **params):
+        mesh, run = None, None
         if implementation != REFERENCE and CHOICE:
+            mesh, misplaced = _jax_private.placement(ctx)
             run = CHOICE[0].kernel(
-                primitive, platform, implementation, ctx.avals_in, params
+                primitive, platform, implementation, ctx.avals_in, params, misplaced
             )
-        rule = plain if run is None else _jax_private.lower_plain(run)
-        return rule(ctx, *args, **params)
+        if run is None:
+            return plain(ctx, *args, **params)
+        if mesh is None:
+            return _jax_private.lower_plain(run)(ctx, *args, **params)
+        again = functools.partial(
+            primitive.bind, implementation=implementation, **params
+        )
+        whole = along(**params)
+        dims = (
+            _dims(ctx.avals_in, whole),
+            [o.dims for o in abstract(*ctx.avals_in, **params)],
+        )
+        return _jax_private.lower_partitioned(ctx, args, mesh, again, dims, whole)
 
     return lower
+
+
+def _dims(avals: Sequence, whole: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """For each operand its dimensions as those of the first."""
+    every = tuple(range(avals[0].ndim))
+    kept = tuple(d for d in every if d not in whole)
+    return [every if a.ndim == len(every) else kept for a in avals]
 
 
 # Where the reference is being lowered; arithmetic that a platform rounds otherwise asks.

@@ -295,4 +295,5 @@ define(
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,
+    along=lambda *, axes, **_: axes,
 )
