@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.backend
 from jax._src import core as _core
 from jax._src import custom_partitioning as _partitioning
 from jax._src import custom_partitioning_sharding_rule as _rules
@@ -101,6 +102,15 @@ def _constrain(ctx, out, aval):
         return out
     value = out[0] if isinstance(out, (tuple, list)) else out
     return _mlir.lower_with_sharding_in_types(ctx, value, aval)
+
+
+def default_platform() -> str:
+    """The platform that jit lowers for where nothing else is said."""
+    name = jax.default_backend()
+    if name != "gpu":
+        return name
+    version = jax.extend.backend.get_backend().platform_version
+    return "rocm" if "rocm" in version.lower() else "cuda"
 
 
 def placement(ctx: Any) -> tuple[Any, str | None]:

@@ -39,6 +39,14 @@ def whole_array_refusal(
     return _choice.refusal(primitive, name, avals, params)
 
 
+def decide(
+    primitive: Primitive, platform: str, *avals: Any, **params: Any
+) -> tuple[str, dict[str, str]]:
+    """What runs a primitive on the whole arrays of one device, and why not the others."""
+    name = params.pop("implementation", None)
+    return _choice.decide(primitive, platform, name, avals, params)
+
+
 def kernel_refusal(
     name: str, primitive: Primitive, *avals: Any, **params: Any
 ) -> str | None:

@@ -1,4 +1,4 @@
-"""Which whole-array kernel runs a primitive, by the backends' own predicates."""
+"""Which implementation runs a primitive on whole arrays, by the backends' predicates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 from jax.extend.core import Primitive
 
 from jaxtile.errors import UnsupportedOnBackend, message
-from jaxtile.pallas_lowering import SERVES, _registry, load_all
+from jaxtile.pallas_lowering import NAMES, SERVES, _registry, load_all
+from jaxtile.primitives._define import REFERENCE
 
 
 def refusal(
@@ -24,26 +25,49 @@ def refusal(
 
 
 def _elsewhere(name: str, platform: str) -> str | None:
-    """Why a backend's kernels do not run on a platform, or None."""
+    """Why a backend's kernels do not run on a platform's devices, or None."""
     if name in SERVES.get(platform, ()):
         return _registry.BACKENDS[name].hooks.unavailable()
     mine = next(p for p, names in SERVES.items() if name in names)
     return f"it runs on {mine}, not on {platform or 'this platform'}"
 
 
-def passed_over(
+def decide(
     primitive: Primitive,
     platform: str,
-    name: str,
+    name: str | None,
     avals: Sequence,
     params: dict[str, Any],
-) -> str | None:
-    """Why a backend is not chosen on a platform where nobody insists, or None."""
-    reason = refusal(primitive, name, avals, params) or _elsewhere(name, platform)
-    if reason is not None:
-        return reason
-    params = {k: v for k, v in params.items() if k != "implementation"}
-    return _registry.BACKENDS[name].wholes[primitive].slower(*avals, **params)
+    misplaced: str | None = None,
+    names: Sequence[str] = NAMES,
+) -> tuple[str, dict[str, str]]:
+    """(the implementation of a call, why each other backend does not run it).
+
+    A backend that was asked for and refuses is in both.
+
+    Args:
+        primitive: what is called.
+        platform: "cuda", "tpu", "cpu", or "" for any other.
+        name: the implementation that was asked for, or None.
+        avals: the abstract operands.
+        params: the primitive's, without `implementation`.
+        misplaced: why no kernel can run where the operands are, or None.
+        names: the backends to ask, the best first.
+    """
+    chosen, reasons = name, {}
+    for each in names:
+        reason = refusal(primitive, each, avals, params)
+        reason = reason or _elsewhere(each, platform) or misplaced
+        if reason is None and name is None:
+            kernel = _registry.BACKENDS[each].wholes[primitive]
+            reason = kernel.slower(*avals, **params)
+        if reason is None and chosen not in (None, each):
+            reason = f"{chosen} {'goes first' if name is None else 'was asked for'}"
+        if reason is None:
+            chosen = each
+        else:
+            reasons[each] = reason
+    return chosen or REFERENCE, reasons
 
 
 def insist(
@@ -78,28 +102,17 @@ def kernel(
     params: dict[str, Any],
     misplaced: str | None,
 ) -> Callable[..., list] | None:
-    """The whole-array kernel for a platform; None is the reference.
-
-    Args:
-        primitive: what is lowered.
-        platform: "cuda", "tpu", "cpu", or "" for any other.
-        name: the backend that was asked for, or None.
-        avals: the abstract operands of one device.
-        params: the primitive's, without `implementation`.
-        misplaced: why no kernel can run where the operands are, or None.
+    """The whole-array kernel that `decide` picks; None is the reference.
 
     Raises:
         UnsupportedOnBackend: the one that was asked for refuses or is elsewhere.
     """
-    if name is not None:
-        insist(primitive, name, avals, params)
-        reason = _elsewhere(name, platform) or misplaced
-        if reason is not None:
-            _fail(primitive, name, reason)
-        return _registry.BACKENDS[name].wholes[primitive].run
-    if misplaced is not None:
+    if name is None and platform not in SERVES:
+        return None  # without kernels nothing of Pallas is loaded
+    names = SERVES[platform] if name is None else (name,)
+    chosen, reasons = decide(primitive, platform, name, avals, params, misplaced, names)
+    if chosen == REFERENCE:
         return None
-    for each in SERVES.get(platform, ()):
-        if passed_over(primitive, platform, each, avals, params) is None:
-            return _registry.BACKENDS[each].wholes[primitive].run
-    return None
+    if chosen in reasons:
+        _fail(primitive, chosen, reasons[chosen])
+    return _registry.BACKENDS[chosen].wholes[primitive].run

@@ -57,16 +57,11 @@ class Backend:
         )
 
     def _guarded(self, primitive, rule, refuse, scratch_bytes=0):
-        def checked(ctx, *args, implementation=None, **params):
-            if implementation not in (None, REFERENCE, self.name):
-                self.fail(
-                    primitive,
-                    f"implementation={implementation!r} is another backend's; leave it "
-                    "out in kernel bodies",
-                )
-            reason = refuse(*ctx.avals_in, **params)
+        def checked(ctx, *args, **params):
+            reason = self.why_not(primitive, *ctx.avals_in, **params)
             if reason is not None:
                 self.fail(primitive, reason)
+            params.pop("implementation", None)
             return rule(ctx, *args, **params)
 
         self.refusals[primitive] = refuse
@@ -136,6 +131,11 @@ class Backend:
         refuse = self.refusals.get(primitive)
         if refuse is None:
             return "this backend has no rule for it"
+        if implementation not in (None, REFERENCE, self.name):
+            return (
+                f"implementation={implementation!r} is another backend's; leave it out "
+                "in kernel bodies"
+            )
         return refuse(*avals, **params)
 
 
