@@ -17,7 +17,6 @@ from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib.mlir import ir  # pyright: ignore
 from jax._src.lib.mlir.dialects import hlo
-from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule
 from jax.interpreters import mlir
 
 
@@ -79,7 +78,7 @@ def lower_plain(fn: Callable[..., list]) -> Callable:
             avals_in=tuple(map(plain, ctx.avals_in)),
             avals_out=tuple(map(plain, ctx.avals_out)),
         )
-        with _no_mesh():
+        with no_mesh():
             outs = rule(bare, *args, **params)
         return [
             _constrain(ctx, out, aval)
@@ -89,7 +88,7 @@ def lower_plain(fn: Callable[..., list]) -> Callable:
     return lower
 
 
-def _no_mesh():
+def no_mesh() -> Any:
     """A context without a mesh, which still says what device a kernel is for."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
@@ -146,70 +145,30 @@ def placement(ctx: Any) -> tuple[Any, str | None]:
 
 
 def lower_partitioned(
-    ctx: Any,
-    args: Sequence,
-    mesh: Any,
-    fn: Callable[..., list],
-    dims: tuple[Sequence, Sequence],
-    whole: Sequence[int],
+    ctx: Any, args: Sequence, mesh: Any, partition: Callable, infer: Callable, rule: Any
 ) -> list:
-    """Lower to `fn` on each device's own shards, whatever the partitioner chooses.
+    """Lower to what `partition` makes of the shardings that the partitioner chooses.
 
     Args:
         ctx: the lowering's context.
         args: the operands' values.
         mesh: the mesh of `placement`.
-        fn: traced on the shards of one device.
-        dims: for every operand, then for every result, its dimensions as those of the
-            first operand.
-        whole: dimensions of the first operand that every device holds whole.
+        partition: as `jax.experimental.custom_partitioning` takes it.
+        infer: likewise, `infer_sharding_from_operands`, for GSPMD.
+        rule: likewise, the `SdyShardingRule`, for Shardy.
     """
-
-    def local(*shards):
-        with _no_mesh():
-            return tuple(fn(*shards))
-
-    def shardings(operands, results):
-        found = _joint_spec(operands[0], results, dims[1], whole)
-        place = lambda each: jax.sharding.NamedSharding(  # noqa: E731
-            mesh, jax.sharding.PartitionSpec(*(found[d] for d in each))
-        )
-        return [tuple(map(place, side)) for side in dims]
-
-    def partition(mesh, operands, results):
-        ins, outs = shardings(operands, results)
-        return mesh, local, outs, ins
-
-    def infer(mesh, operands, results):
-        return shardings(operands, ())[1]
 
     def spec(sharding, rank):
         found = _sharding_impls.parse_flatten_op_sharding(sharding, mesh)[0]
         entries = tuple(found) + (None,) * (rank - len(found))
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
 
-    ins, outs = (jax.tree.structure((0,) * len(side)) for side in dims)
+    avals = (ctx.avals_in, ctx.avals_out)
+    ins, outs = (jax.tree.structure((0,) * len(side)) for side in avals)
+    # custom_partitioning itself wants devices, which lowering elsewhere does not have.
     info = _partitioning._ShardingCallbackInfo(
         None, partition, spec, ins, outs, infer, ctx.module_context, mesh, ()
     )
-    return _partitioned_call(ctx, args, info, dims, whole)
-
-
-def _joint_spec(operand, results, dims, whole):
-    """The mesh axes of each dimension: the operand's, else those of a result."""
-    found = list(operand.sharding.spec)
-    used = {a for e in found for a in (e if isinstance(e, tuple) else (e,))}
-    found = [None if d in whole else e for d, e in enumerate(found)]
-    for result, places in zip(results, dims, strict=False):
-        for entry, d in zip(result.sharding.spec, places, strict=True):
-            names = entry if isinstance(entry, tuple) else (entry,)
-            if found[d] is None and d not in whole and not used.intersection(names):
-                found[d] = entry
-                used.update(names)
-    return found
-
-
-def _partitioned_call(ctx, args, info, dims, whole):
     key = str(id(info))
     _partitioning._sharding_callbacks[key.encode()] = info
     # The executable keeps the callbacks alive, which are found by a weak reference.
@@ -225,12 +184,6 @@ def _partitioned_call(ctx, args, info, dims, whole):
         backend_config=ir.StringAttr.get(key),
         operand_layouts=None,
         result_layouts=None,
-    )
-    mapped = [
-        tuple(ArrayMapping(*(f"d{d}" for d in each)) for each in side) for side in dims
-    ]
-    rule = SdyShardingRule(
-        *mapped, need_replication_factors=tuple(f"d{d}" for d in whole)
     )
     call.attributes["sdy.sharding_rule"] = _rules.sdy_sharding_rule_to_mlir(
         rule, [v.type for v in args], types

@@ -13,6 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxtile import _jax_private
+from jaxtile.primitives import _shards
 
 REFERENCE = "reference"
 
@@ -59,6 +60,7 @@ def define(
     jvp: Callable | None = None,
     transpose: Callable | None = None,
     along: Callable[..., tuple[int, ...]] | None = None,
+    share: Callable[..., Callable[..., list] | None] | None = None,
 ) -> Primitive:
     """Give a primitive its rules.
 
@@ -77,6 +79,9 @@ def define(
         along: `(**params)`, the dimensions of the first operand that the op combines, for
             ops that whole-array kernels run: on a mesh every device holds them whole. An
             operand of lower rank lacks them.
+        share: `(parts, implementation, **params) -> fn or None`, how devices work together
+            where those dimensions are sharded, `parts` saying by which mesh axes:
+            `fn(*shards, platform) -> [array]`. None has them gathered.
 
     Returns:
         The primitive.
@@ -109,7 +114,7 @@ def define(
 
     primitive.def_abstract_eval(abstract_eval)
     for platform in ("", "cpu", "cuda", "tpu"):
-        rule = _rule(primitive, platform, abstract, reference, along)
+        rule = _rule(primitive, platform, abstract, reference, along, share)
         mlir.register_lowering(primitive, rule, platform=platform or None)
     batching.primitive_batchers[primitive] = batch
     if jvp is not None:
@@ -120,7 +125,7 @@ def define(
     return primitive
 
 
-def _rule(primitive: Primitive, platform: str, abstract, reference, along):
+def _rule(primitive: Primitive, platform: str, abstract, reference, along, share):
     """The lowering rule on a platform: the chosen kernel, or the reference."""
     home = platform if platform in ("cpu", "cuda") else ""
     plain = _jax_private.lower_plain(_on(home, reference))
@@ -138,24 +143,23 @@ def _rule(primitive: Primitive, platform: str, abstract, reference, along):
             return plain(ctx, *args, **params)
         if mesh is None:
             return _jax_private.lower_plain(run)(ctx, *args, **params)
-        again = functools.partial(
-            primitive.bind, implementation=implementation, **params
-        )
         whole = along(**params)
-        dims = (
-            _dims(ctx.avals_in, whole),
-            [o.dims for o in abstract(*ctx.avals_in, **params)],
+        results = [o.dims for o in abstract(*ctx.avals_in, **params)]
+        asked = {"implementation": implementation, **params}
+
+        def shared(parts):
+            fn = share and share(parts, **asked)
+            return fn and _on(home, fn)
+
+        plan = _shards.Plan(
+            run=functools.partial(primitive.bind, **asked),
+            dims=(_shards.dims_of(ctx.avals_in, whole), results),
+            whole=whole,
+            share=shared,
         )
-        return _jax_private.lower_partitioned(ctx, args, mesh, again, dims, whole)
+        return _shards.lower(ctx, args, mesh, plan)
 
     return lower
-
-
-def _dims(avals: Sequence, whole: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """For each operand its dimensions as those of the first."""
-    every = tuple(range(avals[0].ndim))
-    kept = tuple(d for d in every if d not in whole)
-    return [every if a.ndim == len(every) else kept for a in avals]
 
 
 # Where the reference is being lowered; arithmetic that a platform rounds otherwise asks.

@@ -145,6 +145,32 @@ def _reference(*operands, spec, axes, policy, seeded, masked, finish, out, platf
     return [convert(v, d) for v, d in zip(result, out, strict=True)]
 
 
+def _share(parts, *, spec, axes, policy, seeded, masked, finish, out, implementation):
+    """Each device reduces its part; the states merge in mesh order on all of them.
+
+    Parts of the first axis are runs of the sequence; those of a later one interleave.
+    """
+    permute = policy.permits(Transform.PERMUTE) or set(parts) == {axes[0]}
+    if spec.index or not (permute and policy.permits(Transform.REGROUP)):
+        return None
+    names = tuple(name for d in sorted(parts) for name in parts[d])
+    gather = functools.partial(lax.all_gather, axis_name=names)
+    order = dict(axes=axes, policy=policy, implementation=implementation)
+
+    def run(*shards, platform):
+        elements, init, mask = unpack(spec, shards, seeded, masked)
+        state = bind_reduce(spec, elements, None, mask, finish=False, **order)
+        valid = None
+        if mask is not None:
+            valid = gather(lax.reduce(mask, np.asarray(False), lax.bitwise_or, axes))
+        state, valid = _fold.tree(spec, list(map(gather, state)), valid, 0)
+        state = _seeded(spec, init, state, valid, state[0].shape)
+        result = spec.finish(state) if finish else state
+        return [convert(v, d) for v, d in zip(result, out, strict=True)]
+
+    return run
+
+
 # Let T be the reduction. For add, dT is the same reduction of the tangents. A selection
 # hands the tangent of its winner on, lowest source index first. logaddexp has the
 # weights exp(x_i - T). Everything else is the last state of its scan, whose derivative is
@@ -296,4 +322,5 @@ define(
     transpose=_transpose,
     batch=_batch,
     along=lambda *, axes, **_: axes,
+    share=_share,
 )

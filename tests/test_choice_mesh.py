@@ -111,6 +111,70 @@ def test_a_sharded_axis_alone_is_gathered(kernels, name):
     _same(got, _want(_CALLS[name]))
 
 
+_SHARED = {
+    "tree": (1, {}),
+    "ordered": (1, {"policy": "ordered_tree"}),
+    "all": (None, {}),
+    "seeded": (1, {"init": np.arange(16, dtype=np.int32)}),
+    "masked": (1, {"where": np.arange(24) > 20}),  # three of four shards are empty
+    "maximum": (1, {"reducer": jt.maximum}),
+}
+
+
+@pytest.mark.parametrize("spec", [(None, "rows"), ("rows", "cols")], ids=str)
+@pytest.mark.parametrize("name", _SHARED)
+def test_parts_of_a_reduced_axis_merge_their_states(kernels, name, spec):
+    axis, params = _SHARED[name]
+    params = {"reducer": jt.add, **params}
+    x = (_X * 100).astype(np.int32)
+    fn = lambda x: jt.reduce(x, axis, **params)  # noqa: E731
+    text, got = _compiled(fn, _put(_mesh(AxisType.Auto), x, *spec))
+    shard = (16, 6) if spec[0] is None else (4, 12)
+    assert {shape for _, _, shape in kernels.ran} == {shard}
+    assert not re.search(rf"all-gather[^=]*= s32\[{x.shape[0]},{x.shape[1]}\]", text)
+    _same(got, _want(fn, x))
+
+
+_CONCATENATE = jt.Reducer(  # of digits: not commutative
+    lambda a, b: (a[0] * b[1] + b[0], a[1] * b[1]),
+    (0, 1),
+    laws=jt.Laws(associative=True, commutative=False),
+)
+
+
+def test_states_merge_in_mesh_order_or_not_at_all(kernels):
+    mesh = _mesh(AxisType.Auto)
+    digits = np.arange(48, dtype=np.int32).reshape(2, 24) % 7 + 1
+
+    def fn(x, axis):
+        pair = (x, jnp.full_like(x, 3))
+        return jt.reduce(pair, axis, _CONCATENATE, policy="ordered_tree")
+
+    for axis, spec, shard in (
+        (1, (None, ("cols", "rows")), (2, 3)),
+        ((0, 1), ("cols", None), (1, 24)),
+        ((0, 1), (None, "rows"), (2, 24)),  # parts of the last axis interleave
+    ):
+        del kernels.ran[:]
+        run = lambda x, axis=axis: fn(x, axis)  # noqa: E731
+        _, got = _compiled(run, _put(mesh, digits, *spec))
+        assert {shape for _, _, shape in kernels.ran} == {shard}
+        _same(got, _want(run, digits))
+
+
+def test_a_reduced_axis_that_does_not_divide_is_gathered(kernels):
+    mesh = _mesh(AxisType.Auto)
+
+    def run(x):
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, "rows")))
+        return jt.reduce(x, 1, jt.add)
+
+    x = (_X[:, :22] * 100).astype(np.int32)
+    _, got = _compiled(run, _put(mesh, x))
+    assert (16, 22) in {shape for _, _, shape in kernels.ran}
+    _same(got, _want(run, x))
+
+
 @pytest.mark.parametrize("kind", _KINDS, ids=["explicit", "auto"])
 def test_in_shard_map_the_kernel_runs_as_it_is(kernels, kind):
     mesh = _mesh(kind)
