@@ -9,8 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.backend
 from jax._src import core as _core
+from jax._src import custom_partitioning as _partitioning
+from jax._src import custom_partitioning_sharding_rule as _rules
+from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
+from jax._src.lib.mlir import ir  # pyright: ignore
+from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import mlir
 
 
@@ -56,13 +62,13 @@ def align_varying(values: Sequence[Any]) -> list[Any]:
     ]
 
 
-def lower_reference(reference: Callable[..., list]) -> Callable:
-    """A lowering rule that traces `reference` as plain jax.
+def lower_plain(fn: Callable[..., list]) -> Callable:
+    """A lowering rule that traces `fn`, a reference or a kernel, as plain jax.
 
-    The reference's loops and reshapes know nothing of meshes, so it is traced without
+    Its loops and reshapes know nothing of meshes, so it is traced without
     the operands' shardings; the outputs then carry those of the abstract evaluation.
     """
-    rule = mlir.lower_fun(reference, multiple_results=True)
+    rule = mlir.lower_fun(fn, multiple_results=True)
 
     def plain(aval):
         return _core.ShapedArray(aval.shape, aval.dtype)
@@ -72,7 +78,7 @@ def lower_reference(reference: Callable[..., list]) -> Callable:
             avals_in=tuple(map(plain, ctx.avals_in)),
             avals_out=tuple(map(plain, ctx.avals_out)),
         )
-        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        with no_mesh():
             outs = rule(bare, *args, **params)
         return [
             _constrain(ctx, out, aval)
@@ -82,12 +88,109 @@ def lower_reference(reference: Callable[..., list]) -> Callable:
     return lower
 
 
+def no_mesh() -> Any:
+    """A context without a mesh, which still says what device a kernel is for."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    return jax.sharding.use_abstract_mesh(mesh)
+
+
 def _constrain(ctx, out, aval):
     sharding = getattr(aval, "sharding", None)
     if sharding is None or sharding.mesh.empty or aval.ndim == 0:
         return out
     value = out[0] if isinstance(out, (tuple, list)) else out
     return _mlir.lower_with_sharding_in_types(ctx, value, aval)
+
+
+def default_platform() -> str:
+    """The platform that jit lowers for where nothing else is said."""
+    name = jax.default_backend()
+    if name != "gpu":
+        return name
+    version = jax.extend.backend.get_backend().platform_version
+    return "rocm" if "rocm" in version.lower() else "cuda"
+
+
+def placement(ctx: Any) -> tuple[Any, str | None]:
+    """Where the arrays of a lowering are: (mesh, why a kernel cannot run on it).
+
+    The mesh is None where the arrays are already those of one device.
+    """
+    module = ctx.module_context
+    where = module.axis_context
+    if isinstance(where, _sharding_impls.SPMDAxisContext):
+        if where.manual_axes == frozenset(where.mesh.axis_names):
+            return None, None
+        return None, (
+            "some mesh axes are manual in shard_map and some are not; name all of them "
+            "in axis_names="
+        )
+    if getattr(where, "num_devices", 1) == 1:
+        return None, None
+    if module.lowering_parameters.for_export:
+        return None, (
+            "an exported module cannot hold a kernel for several devices; put the call "
+            "in jax.shard_map"
+        )
+    meshes = [a.sharding.mesh for a in ctx.avals_in]
+    meshes.append(jax.sharding.get_abstract_mesh())
+    mesh = next((m for m in meshes if not m.empty), None)
+    if mesh is not None and mesh.size == where.num_devices:
+        return mesh, None
+    return None, (
+        "the mesh is not known where the call is traced; trace it under jax.set_mesh, or "
+        "pass arrays that are sharded already"
+    )
+
+
+def lower_partitioned(
+    ctx: Any, args: Sequence, mesh: Any, partition: Callable, infer: Callable, rule: Any
+) -> list:
+    """Lower to what `partition` makes of the shardings that the partitioner chooses.
+
+    Args:
+        ctx: the lowering's context.
+        args: the operands' values.
+        mesh: the mesh of `placement`.
+        partition: as `jax.experimental.custom_partitioning` takes it.
+        infer: likewise, `infer_sharding_from_operands`, for GSPMD.
+        rule: likewise, the `SdyShardingRule`, for Shardy.
+    """
+
+    def spec(sharding, rank):
+        found = _sharding_impls.parse_flatten_op_sharding(sharding, mesh)[0]
+        entries = tuple(found) + (None,) * (rank - len(found))
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
+
+    avals = (ctx.avals_in, ctx.avals_out)
+    ins, outs = (jax.tree.structure((0,) * len(side)) for side in avals)
+    # custom_partitioning itself wants devices, which lowering elsewhere does not have.
+    info = _partitioning._ShardingCallbackInfo(
+        None, partition, spec, ins, outs, infer, ctx.module_context, mesh, ()
+    )
+    key = str(id(info))
+    _partitioning._sharding_callbacks[key.encode()] = info
+    # The executable keeps the callbacks alive, which are found by a weak reference.
+    ctx.module_context.add_keepalive(info)
+    types = [_mlir.aval_to_ir_type(ctx.module_context, a) for a in ctx.avals_out]
+    call = hlo.CustomCallOp(
+        types,
+        list(args),
+        call_target_name=ir.StringAttr.get("CustomSPMDPartitioning"),
+        has_side_effect=ir.BoolAttr.get(False),
+        api_version=_mlir.i32_attr(2),
+        called_computations=ir.ArrayAttr.get([]),
+        backend_config=ir.StringAttr.get(key),
+        operand_layouts=None,
+        result_layouts=None,
+    )
+    call.attributes["sdy.sharding_rule"] = _rules.sdy_sharding_rule_to_mlir(
+        rule, [v.type for v in args], types
+    )
+    return [
+        _constrain(ctx, v, a) for v, a in zip(call.results, ctx.avals_out, strict=True)
+    ]
 
 
 def iota_like(like: Any, dtype: Any, axis: int):
@@ -106,11 +209,47 @@ class Hooks(NamedTuple):
             the shared memory that it uses in each warpgroup of a Mosaic GPU kernel.
         trace: `fn -> rule`, where `fn(*values, **params) -> [value]` is plain jax.
         knows: whether the backend has a rule for a primitive.
+        unavailable: why its whole-array kernels do not run on this process's devices,
+            or None; where there is no device, one that suits is assumed.
     """
 
     register: Callable[..., None]
     trace: Callable[[Callable], Callable]
     knows: Callable[[Any], bool]
+    unavailable: Callable[[], str | None]
+
+
+def _cuda_from(least: float) -> Callable[[], str | None]:
+    def unavailable():
+        try:
+            devices = jax.local_devices(backend="cuda")
+        except RuntimeError:
+            return None
+        found = min(float(d.compute_capability) for d in devices)
+        if found >= least:
+            return None
+        return (
+            f"it needs compute capability {least}, and a device here has {found}; use "
+            "a newer device"
+        )
+
+    return unavailable
+
+
+def _triton_unavailable() -> str | None:
+    """Pallas Triton compiles for a device that it must know, from jax 0.11 on."""
+    try:
+        from jax._src.pallas.triton import gpu_info  # pyright: ignore
+    except ImportError:
+        return _cuda_from(8.0)()
+    try:
+        gpu_info.get_gpu_info()
+    except (ValueError, RuntimeError):
+        return (
+            "it compiles for a known device, and there is none; lower under "
+            "jax.sharding.use_abstract_mesh with an AbstractDevice"
+        )
+    return _cuda_from(8.0)()
 
 
 def triton() -> Hooks:
@@ -123,7 +262,8 @@ def triton() -> Hooks:
     def trace(fn):
         return lowering.lower_fun(fn, multiple_results=True)
 
-    return Hooks(register, trace, lambda p: p in lowering.triton_lowering_rules)
+    knows = lowering.triton_lowering_rules.__contains__
+    return Hooks(register, trace, knows, _triton_unavailable)
 
 
 def tpu() -> Hooks:
@@ -134,7 +274,7 @@ def tpu() -> Hooks:
         lowering.register_lowering_rule(primitive)(rule)
 
     rules = lowering.lowering_rules[core.CoreType.TC]
-    return Hooks(register, lowering.lower_fun, lambda p: p in rules)
+    return Hooks(register, lowering.lower_fun, rules.__contains__, lambda: None)
 
 
 _MOST_WARPGROUPS = 8
@@ -168,7 +308,8 @@ def mosaic_gpu() -> Hooks:
         # A list would be taken for one nested result.
         return lowering._lower_fun(lambda *xs, **params: tuple(fn(*xs, **params)))
 
-    return Hooks(register, trace, lambda p: all(p in t for t in tables))
+    knows = lambda p: all(p in t for t in tables)  # noqa: E731
+    return Hooks(register, trace, knows, _cuda_from(9.0))
 
 
 def placed_like(value: Any, like: Any):

@@ -6,19 +6,18 @@ The answers come from the backends' own predicates; nothing here knows a backend
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 from jax.extend.core import Primitive
 
-from jaxtile.errors import TileValueError, UnsupportedOnBackend, message
-from jaxtile.pallas_lowering import NAMES, _registry, load_all
+from jaxtile.errors import TileValueError, message
+from jaxtile.pallas_lowering import NAMES, _choice, _registry, load_all
+from jaxtile.primitives._define import REFERENCE
 
-REFERENCE = "reference"
-_DEFAULT: contextvars.ContextVar[str | None] = contextvars.ContextVar(
-    "implementation", default=None
-)
+# jit keys its caches by it, so that one function traced in two blocks is traced twice.
+_DEFAULT = jax.make_user_context(None)
 
 
 def _check(op: str, name: str | None) -> None:
@@ -33,15 +32,19 @@ def _check(op: str, name: str | None) -> None:
         )
 
 
-def whole_array_refusal(op: str, name: str) -> str | None:
-    """Why a backend does not run an op on whole arrays under jit, or None."""
-    load_all()
-    if name in _registry.FAILED:
-        return _registry.FAILED[name]
-    return (
-        f"{name} has no whole-array kernel for {op} yet; the op lowers inside "
-        "your own kernel bodies where the support table says so"
-    )
+def whole_array_refusal(
+    name: str, primitive: Primitive, *avals: Any, **params: Any
+) -> str | None:
+    """Why a backend does not run a primitive on whole arrays under jit, or None."""
+    return _choice.refusal(primitive, name, avals, params)
+
+
+def decide(
+    primitive: Primitive, platform: str, *avals: Any, **params: Any
+) -> tuple[str, dict[str, str]]:
+    """What runs a primitive on the whole arrays of one device, and why not the others."""
+    name = params.pop("implementation", None)
+    return _choice.decide(primitive, platform, name, avals, params)
 
 
 def kernel_refusal(
@@ -54,35 +57,18 @@ def kernel_refusal(
     return _registry.BACKENDS[name].why_not(primitive, *avals, **params)
 
 
-def choose(op: str, implementation: str | None, **params: Any) -> str:
-    """The implementation that a call gets.
+def asked(op: str, implementation: str | None) -> str | None:
+    """The implementation that a call or the block around it insists on, or None.
 
     Args:
         op: the op's public name.
-        implementation: what the caller asked for, or None.
-        **params: what the backends' predicates may ask.
-
-    Returns:
-        The name of the implementation.
+        implementation: the call's own argument, which goes first.
 
     Raises:
         TileValueError: no such implementation.
-        UnsupportedOnBackend: the one that was asked for refuses.
     """
-    name = implementation or _DEFAULT.get()
+    name = implementation or _DEFAULT.value
     _check(op, name)
-    if name in (None, REFERENCE):
-        return REFERENCE
-    reason = whole_array_refusal(op, name)
-    if reason is not None:
-        raise UnsupportedOnBackend(
-            message(
-                op,
-                expected="an implementation that accepts the call",
-                got=f"implementation={name!r}: {reason}",
-                way_out='Use implementation=None or "reference".',
-            )
-        )
     return name
 
 
@@ -103,8 +89,5 @@ def use_implementation(name: str | None) -> Iterator[None]:
         6
     """
     _check("use_implementation", name)
-    token = _DEFAULT.set(name)
-    try:
+    with _DEFAULT(name):
         yield
-    finally:
-        _DEFAULT.reset(token)

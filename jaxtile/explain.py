@@ -13,7 +13,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxtile import _found, backends, casting, catalogue, elementwise, reduction
+from jaxtile import (
+    _found,
+    _jax_private,
+    backends,
+    casting,
+    catalogue,
+    elementwise,
+    reduction,
+)
 from jaxtile.errors import TileValueError, message
 from jaxtile.pallas_lowering import NAMES
 
@@ -33,9 +41,11 @@ class Support:
 
     Args:
         reason: the sentence with which it refuses, or None.
+        whole_array: why it does not run the call on whole arrays under jit, or None.
     """
 
     reason: str | None
+    whole_array: str | None = None
 
     def __bool__(self) -> bool:
         return self.reason is None
@@ -45,7 +55,7 @@ class Support:
 
 
 def supports(op: str, backend: str, *operands: Any, **params: Any) -> Support:
-    """Ask whether a backend lowers a call inside its kernels.
+    """Ask whether a backend lowers a call inside its kernels, and on whole arrays.
 
     Args:
         op: the op's public name, such as "reduce".
@@ -55,8 +65,10 @@ def supports(op: str, backend: str, *operands: Any, **params: Any) -> Support:
         **params: what the call takes by keyword.
 
     Returns:
-        A `Support`, false with a `reason` where any part of the call is refused. What
-        only the kernel shows (the register layout of a value) is not known here.
+        A `Support`, false with a `reason` where any part of the call is refused in a
+        kernel; its `whole_array` is None where the backend has a kernel of its own for
+        the call outside yours. What only the kernel shows (the register layout of a
+        value) is not known here.
 
     Raises:
         TileValueError: no such op or backend.
@@ -74,11 +86,10 @@ def supports(op: str, backend: str, *operands: Any, **params: Any) -> Support:
     _check("supports", "op", op, tuple(_PUBLIC))
     _check("supports", "backend", backend, NAMES)
     jaxpr = _jaxpr_of(_PUBLIC[op], operands, params)
-    for found in _found.find(jaxpr):
-        reason = _refusal(found, backend)
-        if reason is not None:
-            return Support(reason)
-    return Support(None)
+    parts = list(_found.find(jaxpr))
+    inside = (_refusal(found, backend) for found in parts)
+    whole = (_whole_refusal(found, backend) for found in parts)
+    return Support(*(next(filter(None, each), None) for each in (inside, whole)))
 
 
 def _check(op, what, got, known):
@@ -119,6 +130,13 @@ def _refusal(found: _found.Found, backend: str) -> str | None:
     )
 
 
+def _whole_refusal(found: _found.Found, backend: str) -> str | None:
+    avals = [v.aval for v in found.eqn.invars]
+    return backends.whole_array_refusal(
+        backend, found.eqn.primitive, *avals, **found.eqn.params
+    )
+
+
 @dataclass(frozen=True)
 class Entry:
     """One tile op of a function.
@@ -127,7 +145,8 @@ class Entry:
         op: its public name.
         operands: their formats and shapes.
         place: "array", or "in kernel: " and the backend or "interpret".
-        implementation: what runs it; "refused" where its kernel's backend refuses.
+        implementation: what runs it; "refused" where its kernel's backend refuses, or
+            the backend that was asked for.
         refusals: for every other backend, why it does not run it there.
         times: how often it runs, at least.
         bytes: moved to and from memory, at least, in all runs.
@@ -172,11 +191,18 @@ class Report:
         return len(self.entries)
 
 
-def explain(fn: Callable[..., Any]) -> Callable[..., Report]:
+def explain(
+    fn: Callable[..., Any], *, platform: str | None = None
+) -> Callable[..., Report]:
     """List a function's tile ops: what runs each, and why the others do not.
+
+    On a mesh the answer is for the arrays as they are given; each device asks again for
+    its own shards.
 
     Args:
         fn: any function that jax traces, jitted or not, with kernels inside or not.
+        platform: where it is to run: "cpu", "cuda", "tpu" or another of jax's. None is
+            where jit would run it.
 
     Returns:
         A function of fn's arguments, arrays or `jax.ShapeDtypeStruct`s, that traces fn
@@ -195,19 +221,24 @@ def explain(fn: Callable[..., Any]) -> Callable[..., Report]:
 
     def explained(*args: Any, **kwargs: Any) -> Report:
         jaxpr = _jaxpr_of(fn, args, kwargs)
-        return Report(tuple(map(_entry, _found.find(jaxpr))))
+        where = platform or _jax_private.default_platform()
+        return Report(tuple(_entry(found, where) for found in _found.find(jaxpr)))
 
     return explained
 
 
-def _entry(found: _found.Found) -> Entry:
-    in_kernel = found.place != _found.ARRAY
+def _on_arrays(found: _found.Found, platform: str) -> tuple[str, dict[str, str]]:
+    avals = [v.aval for v in found.eqn.invars]
+    chosen, refusals = backends.decide(
+        found.eqn.primitive, platform, *avals, **found.eqn.params
+    )
+    return "refused" if chosen in refusals else chosen, refusals
+
+
+def _in_kernel(found: _found.Found) -> tuple[str, dict[str, str]]:
     chosen, refusals = backends.REFERENCE, {}
     for name in NAMES:
-        if in_kernel:
-            reason = _refusal(found, name)
-        else:
-            reason = backends.whole_array_refusal(found.op, name)
+        reason = _refusal(found, name)
         if name == found.place:
             chosen = name if reason is None else "refused"
         if reason is not None:
@@ -217,6 +248,15 @@ def _entry(found: _found.Found) -> Entry:
     if found.place == _found.UNDECIDED:
         chosen = "refused"
         refusals["undecided"] = "no backend compiles this pallas_call on this machine"
+    return chosen, refusals
+
+
+def _entry(found: _found.Found, platform: str) -> Entry:
+    in_kernel = found.place != _found.ARRAY
+    if in_kernel:
+        chosen, refusals = _in_kernel(found)
+    else:
+        chosen, refusals = _on_arrays(found, platform)
     avals = [v.aval for v in found.eqn.invars]
     return Entry(
         op=found.op,
@@ -283,11 +323,10 @@ def support_table() -> str:
     head = ["op", *(f"{name} kernel" for name in NAMES), "whole array"]
     rows = [head, ["---"] * len(head)]
     for label, op, args, params in _cases():
-        found = [supports(op, name, *args, **params).reason for name in NAMES]
-        whole = [backends.REFERENCE] + [
-            name for name in NAMES if backends.whole_array_refusal(op, name) is None
-        ]
-        rows.append([label, *map(cell, found), ", ".join(whole)])
+        found = {name: supports(op, name, *args, **params) for name in NAMES}
+        whole = [name for name in NAMES if found[name].whole_array is None]
+        cells = [cell(found[name].reason) for name in NAMES]
+        rows.append([label, *cells, ", ".join([*whole, backends.REFERENCE])])
     lines = [f"| {' | '.join(row)} |" for row in rows]
     notes = [f"{i}. {reason}" for i, reason in enumerate(reasons, 1)]
     return "\n".join([*lines, "", *notes])

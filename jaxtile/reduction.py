@@ -77,8 +77,16 @@ def reduce(
         "reduce", x, axis, reducer, init, where, acc_dtype, False
     )
     out = out_dtypes("reduce", spec, out_dtype)
-    backends.choose("reduce", implementation, spec=spec, policy=order, axes=axes)
-    leaves = bind_reduce(spec, arrays, seed, mask, axes=axes, policy=order, out=out)
+    leaves = bind_reduce(
+        spec,
+        arrays,
+        seed,
+        mask,
+        axes=axes,
+        policy=order,
+        out=out,
+        implementation=backends.asked("reduce", implementation),
+    )
     if dims is not None and not keepdims:
         dims = tuple(d for i, d in enumerate(dims) if i not in axes)
     if keepdims:
@@ -156,7 +164,6 @@ def scan(
         "scan", x, axis, reducer, init, where, acc_dtype, True
     )
     out = out_dtypes("scan", spec, out_dtype)
-    backends.choose("scan", implementation, spec=spec, policy=order, axes=axes)
     leaves = bind_scan(
         spec,
         arrays,
@@ -168,6 +175,7 @@ def scan(
         exclusive=bool(exclusive),
         final=bool(return_final),
         out=out,
+        implementation=backends.asked("scan", implementation),
     )
     k = len(spec.results)
     prefixes = retile(spec.result_tree, leaves[:k], dims)

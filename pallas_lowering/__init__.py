@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 
 from jaxtile.pallas_lowering import _registry
-from jaxtile.primitives._define import BEFORE_KERNELS
+from jaxtile.primitives._define import BEFORE_KERNELS, CHOICE
 
-NAMES = ("mosaic_gpu", "triton", "tpu")
+# Who serves a platform, the best first.
+SERVES = {"cuda": ("mosaic_gpu", "triton"), "tpu": ("tpu",)}
+NAMES = tuple(name for names in SERVES.values() for name in names)
 
 
 def load_all() -> None:
@@ -30,5 +32,11 @@ def load_all() -> None:
 
 
 def load_on_first_kernel() -> None:
-    """Load every backend before the first op that a Pallas user traces."""
+    """Load every backend before the first op that a Pallas user traces.
+
+    Whole arrays load them when an op is lowered for a platform that one serves.
+    """
+    from jaxtile.pallas_lowering import _choice
+
     BEFORE_KERNELS.append(load_all)
+    CHOICE.append(_choice)

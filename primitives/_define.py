@@ -6,13 +6,16 @@ import contextvars
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxtile import _jax_private
+from jaxtile.primitives import _shards
+
+REFERENCE = "reference"
 
 
 class Out(NamedTuple):
@@ -21,6 +24,24 @@ class Out(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     dims: tuple[int, ...]
+
+
+class Choice(Protocol):
+    """Who knows the whole-array kernels and picks one of them."""
+
+    def insist(self, primitive: Primitive, name: str, avals, params) -> None:
+        """Raise where the backend that was asked for refuses."""
+
+    def kernel(
+        self,
+        primitive: Primitive,
+        platform: str,
+        name: str | None,
+        avals,
+        params,
+        misplaced: str | None,
+    ) -> Callable[..., list] | None:
+        """`(*arrays, **params) -> [array]` for a platform; None is the reference."""
 
 
 def new_primitive(name: str) -> Primitive:
@@ -38,8 +59,13 @@ def define(
     batch: Callable,
     jvp: Callable | None = None,
     transpose: Callable | None = None,
+    along: Callable[..., tuple[int, ...]] | None = None,
+    share: Callable[..., Callable[..., list] | None] | None = None,
 ) -> Primitive:
     """Give a primitive its rules.
+
+    A parameter `implementation` (None, "reference" or a backend's name) is not the
+    function's: it chooses what runs, and neither `abstract` nor `reference` sees it.
 
     Args:
         primitive: the primitive, or the name of a new one, shown in jaxprs.
@@ -50,6 +76,12 @@ def define(
         batch: `(args, dims, **params) -> (outs, out_dims)`.
         jvp: `(primals, tangents, **params) -> (outs, tangents_out)`.
         transpose: `(cotangents, *args, **params) -> [cotangent]`.
+        along: `(**params)`, the dimensions of the first operand that the op combines, for
+            ops that whole-array kernels run: on a mesh every device holds them whole. An
+            operand of lower rank lacks them.
+        share: `(parts, implementation, **params) -> fn or None`, how devices work together
+            where those dimensions are sharded, `parts` saying by which mesh axes:
+            `fn(*shards, platform) -> [array]`. None has them gathered.
 
     Returns:
         The primitive.
@@ -66,20 +98,23 @@ def define(
         lambda *args, **params: jitted(tuple(sorted(params.items())))(*args)
     )
 
-    def abstract_eval(*avals, **params):
+    def abstract_eval(*avals, implementation=None, **params):
         if BEFORE_KERNELS and _PALLAS in sys.modules:
             BEFORE_KERNELS.pop()()
         spec = _jax_private.sharding_spec(avals[0])
+        outs = abstract(*avals, **params)
+        if implementation not in (None, REFERENCE):
+            CHOICE[0].insist(primitive, implementation, avals, params)
         return [
             _jax_private.out_aval(
                 o.shape, o.dtype, [spec[d] if d >= 0 else None for d in o.dims], avals
             )
-            for o in abstract(*avals, **params)
+            for o in outs
         ]
 
     primitive.def_abstract_eval(abstract_eval)
-    for platform in ("", "cpu", "cuda"):
-        rule = _jax_private.lower_reference(_on(platform, reference))
+    for platform in ("", "cpu", "cuda", "tpu"):
+        rule = _rule(primitive, platform, abstract, reference, along, share)
         mlir.register_lowering(primitive, rule, platform=platform or None)
     batching.primitive_batchers[primitive] = batch
     if jvp is not None:
@@ -88,6 +123,43 @@ def define(
         ad.primitive_transposes[primitive] = transpose
     REFERENCES[primitive] = reference
     return primitive
+
+
+def _rule(primitive: Primitive, platform: str, abstract, reference, along, share):
+    """The lowering rule on a platform: the chosen kernel, or the reference."""
+    home = platform if platform in ("cpu", "cuda") else ""
+    plain = _jax_private.lower_plain(_on(home, reference))
+    if along is None:
+        return plain
+
+    def lower(ctx, *args, implementation, **params):
+        mesh, run = None, None
+        if implementation != REFERENCE and CHOICE:
+            mesh, misplaced = _jax_private.placement(ctx)
+            run = CHOICE[0].kernel(
+                primitive, platform, implementation, ctx.avals_in, params, misplaced
+            )
+        if run is None:
+            return plain(ctx, *args, **params)
+        if mesh is None:
+            return _jax_private.lower_plain(run)(ctx, *args, **params)
+        whole = along(**params)
+        results = [o.dims for o in abstract(*ctx.avals_in, **params)]
+        asked = {"implementation": implementation, **params}
+
+        def shared(parts):
+            fn = share and share(parts, **asked)
+            return fn and _on(home, fn)
+
+        plan = _shards.Plan(
+            run=functools.partial(primitive.bind, **asked),
+            dims=(_shards.dims_of(ctx.avals_in, whole), results),
+            whole=whole,
+            share=shared,
+        )
+        return _shards.lower(ctx, args, mesh, plan)
+
+    return lower
 
 
 # Where the reference is being lowered; arithmetic that a platform rounds otherwise asks.
@@ -109,6 +181,9 @@ def _on(platform: str, reference: Callable[..., list]) -> Callable[..., list]:
 # leaves a loader here, and users without kernels never pay for it.
 BEFORE_KERNELS: list[Callable[[], None]] = []
 _PALLAS = "jax.experimental.pallas"
+
+# Primitives know no backend: whoever has whole-array kernels leaves the choice here.
+CHOICE: list[Choice] = []
 
 REFERENCES: dict[Primitive, Callable[..., list]] = {}
 

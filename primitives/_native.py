@@ -79,6 +79,7 @@ VALUES = {
     "logaddexp": _logaddexp,
 }
 
+
 def keeps_rounding(spec) -> bool:
     """XLA sums narrow floats in float32; a stated narrow accumulator rounds each step."""
     narrow = spec.states[0].itemsize < 4 and jnp.issubdtype(

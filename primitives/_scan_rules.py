@@ -18,7 +18,13 @@ from jaxtile._jax_private import iota_like
 from jaxtile.catalogue import add as ADD
 from jaxtile.errors import NoDerivativeError, message
 from jaxtile.policy import Kind, ordered_tree
-from jaxtile.primitives._bind import bind_scan, flip, raw_prefixes, scan_p
+from jaxtile.primitives._bind import (
+    bind_scan,
+    flip,
+    of_tangent,
+    raw_prefixes,
+    scan_p,
+)
 from jaxtile.primitives._define import zero_tangent
 from jaxtile.primitives._fold import nothing, shift_in
 from jaxtile.primitives._operands import unpack
@@ -78,7 +84,16 @@ def _affine_jvp(spec, elements, init, mask, de, dz, h, params):
         u = [jnp.where(mask, v, 0) for v in u]
     wide = [[convert(v, h[0].dtype) for v in row] for row in rows]
     dinit = None if dz is None else dz[-k:]
-    return affine_scan(wide, u, dinit, mask, axis, direction, params["policy"])
+    return affine_scan(
+        wide,
+        u,
+        dinit,
+        mask,
+        axis,
+        direction,
+        params["policy"],
+        params["implementation"],
+    )
 
 
 def _first(values, axis):
@@ -95,6 +110,7 @@ def jvp(primals, tangents, **params):
     spec = params["spec"]
     elements, init, mask = unpack(spec, primals, params["seeded"], params["masked"])
     outs = scan_p.bind(*primals, **params)
+    params = {**params, "implementation": of_tangent(params["implementation"])}
     de, dz, _ = unpack(spec, tangents, params["seeded"], params["masked"])
     if all(is_zero(t) for t in (*de, *(dz or ()))):
         return outs, [zero_tangent(v) for v in outs]
@@ -124,11 +140,11 @@ def _check_chain(spec, policy, direction):
 
 def _affine_tangents(outs, elements, init, mask, de, dz, params):
     spec, axis = params["spec"], params["axis"]
-    order, direction = params["policy"], params["direction"]
     h = outs
     if params["out"] != spec.results:  # the narrowed outputs have lost the state
-        parts = (elements, init, mask)
-        h = bind_scan(spec, *parts, axis=axis, policy=order, direction=direction)
+        kept = ("policy", "direction", "implementation")
+        order = {k: params[k] for k in kept}
+        h = bind_scan(spec, elements, init, mask, axis=axis, **order)
     dh = _affine_jvp(spec, elements, init, mask, de, dz, h, params)
     return [convert(v, d) for v, d in zip(dh, params["out"], strict=True)]
 
@@ -148,8 +164,9 @@ def _general_jvp(outs, elements, init, mask, de, dz, params):
     order, xs, dxs, m = _forward(spec, elements, de, mask, axis, direction)
     index = [iota_like(elements[0], spec.index, axis)] if spec.index else []
     index = index if direction == "prefix" else flip(index, axis)
-    y = raw_prefixes(order, xs, init, m, axis)
-    dy = prefix_tangents(order, [*xs, *index], init, m, dxs, dz, axis)
+    name = params["implementation"]
+    y = raw_prefixes(order, xs, init, m, axis, name)
+    dy = prefix_tangents(order, [*xs, *index], init, m, dxs, dz, axis, name)
     last = [lax.index_in_dim(v, n - 1, axis, keepdims=False) for v in dy]
     if exclusive:
         y, dy = _exclude(spec, y, dy, init, dz, axis)
@@ -224,6 +241,7 @@ def _transpose_add(cts, operands, params):
         exclusive=params["exclusive"],
         final=init is not None,
         out=(x.dtype,),
+        implementation=of_tangent(params["implementation"]),
     )
     dx = outs[0] if mask is None else jnp.where(mask, outs[0], 0)
     result = [dx if ad.is_undefined_primal(elements[0]) else None]
@@ -262,7 +280,8 @@ def _transpose_affine(cts, operands, params):
         [_before(_edge(e, axis), v, axis, other) for v, e in zip(r, s, strict=True)]
         for r, s in zip(turned, eye, strict=True)
     ]
-    lam = affine_scan(moved, cts, None, None, axis, other, params["policy"])
+    name = of_tangent(params["implementation"])
+    lam = affine_scan(moved, cts, None, None, axis, other, params["policy"], name)
     db = lam if mask is None else [jnp.where(mask, v, 0) for v in lam]
     known = [None] * (len(elements) - k)
     grads = known + [

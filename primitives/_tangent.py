@@ -99,14 +99,22 @@ def _safe(elements, mask):
     return [jnp.where(mask, v, jnp.ones_like(v)) for v in elements]
 
 
-def _has_previous(init, mask, like, axis):
+def _has_previous(init, mask, like, axis, implementation):
     """Where a state precedes position i; None means everywhere."""
     if init is not None:
         return None
     if mask is None:
         return iota_like(like, np.int32, axis) > 0
     spec = make_spec(logical_or, jax.tree.structure(0), (bool,), None, None, "scan")
-    (seen,) = bind_scan(spec, [mask], None, None, axis=axis, policy=ordered_tree)
+    (seen,) = bind_scan(
+        spec,
+        [mask],
+        None,
+        None,
+        axis=axis,
+        policy=ordered_tree,
+        implementation=implementation,
+    )
     return shift_in(jnp.zeros_like(lax.index_in_dim(seen, 0, axis, False)), seen, axis)
 
 
@@ -120,14 +128,16 @@ def _step(spec: Spec) -> Callable:
     return lambda s, e: select.merge(s, spec.lift(e, elementwise), elementwise)
 
 
-def prefix_tangents(spec, elements, init, mask, de, dz, axis) -> list:
+def prefix_tangents(
+    spec, elements, init, mask, de, dz, axis, implementation=None
+) -> list:
     """dy of every float leaf of the inclusive prefix states, along `axis`."""
-    y = raw_prefixes(spec, elements, init, mask, axis)
+    y = raw_prefixes(spec, elements, init, mask, axis, implementation)
     x = _safe(elements, mask)
     lifted = spec.lift(x)
     first = init or [lax.index_in_dim(v, 0, axis, False) for v in lifted]
     before = [shift_in(f, v, axis) for f, v in zip(first, y, strict=True)]
-    present = _has_previous(init, mask, y[0], axis)
+    present = _has_previous(init, mask, y[0], axis, implementation)
     if present is not None:
         before = [jnp.where(present, b, v) for b, v in zip(before, lifted, strict=True)]
     floats, _ = _split(y)
@@ -137,7 +147,7 @@ def prefix_tangents(spec, elements, init, mask, de, dz, axis) -> list:
     if dz is not None:
         dz = [dz[i] for i in floats]
     rows = [list(row) for row in zip(*columns, strict=True)]
-    return affine_scan(rows, u, dz, mask, axis, "prefix", ordered_tree)
+    return affine_scan(rows, u, dz, mask, axis, "prefix", ordered_tree, implementation)
 
 
 def _column(step, before, x, j, present):
@@ -164,7 +174,9 @@ def _drive(spec, step, before, x, de, present):
     return [jnp.where(present, a, b) for a, b in zip(u, lone, strict=True)]
 
 
-def affine_scan(rows, u, init, mask, axis, direction, policy: Policy) -> list:
+def affine_scan(
+    rows, u, init, mask, axis, direction, policy: Policy, implementation=None
+) -> list:
     """h_i = A_i h_(i-1) + u_i for `rows` of A: a tile op linear in u and init."""
     k = len(u)
     reducer = matrix_affine(k)
@@ -175,5 +187,12 @@ def affine_scan(rows, u, init, mask, axis, direction, policy: Policy) -> list:
         eye = [jnp.full_like(init[i], i == j) for i in range(k) for j in range(k)]
         init = eye + list(init)
     return bind_scan(
-        spec, leaves, init, mask, axis=axis, policy=policy, direction=direction
+        spec,
+        leaves,
+        init,
+        mask,
+        axis=axis,
+        policy=policy,
+        direction=direction,
+        implementation=implementation,
     )

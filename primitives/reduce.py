@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from jaxtile.catalogue import add as ADD
 from jaxtile.errors import NoDerivativeError, TileShapeError, message
 from jaxtile.policy import Kind, Transform, ordered_tree
 from jaxtile.primitives import _fold, _native
-from jaxtile.primitives._bind import bind_reduce, reduce_p
+from jaxtile.primitives._bind import bind_reduce, of_tangent, reduce_p
 from jaxtile.primitives._define import Out, define, zero_tangent
 from jaxtile.primitives._operands import batch_fibres, check_operands, unpack
 from jaxtile.primitives._scalar import convert, elementwise
@@ -144,6 +145,32 @@ def _reference(*operands, spec, axes, policy, seeded, masked, finish, out, platf
     return [convert(v, d) for v, d in zip(result, out, strict=True)]
 
 
+def _share(parts, *, spec, axes, policy, seeded, masked, finish, out, implementation):
+    """Each device reduces its part; the states merge in mesh order on all of them.
+
+    Parts of the first axis are runs of the sequence; those of a later one interleave.
+    """
+    permute = policy.permits(Transform.PERMUTE) or set(parts) == {axes[0]}
+    if spec.index or not (permute and policy.permits(Transform.REGROUP)):
+        return None
+    names = tuple(name for d in sorted(parts) for name in parts[d])
+    gather = functools.partial(lax.all_gather, axis_name=names)
+    order = dict(axes=axes, policy=policy, implementation=implementation)
+
+    def run(*shards, platform):
+        elements, init, mask = unpack(spec, shards, seeded, masked)
+        state = bind_reduce(spec, elements, None, mask, finish=False, **order)
+        valid = None
+        if mask is not None:
+            valid = gather(lax.reduce(mask, np.asarray(False), lax.bitwise_or, axes))
+        state, valid = _fold.tree(spec, list(map(gather, state)), valid, 0)
+        state = _seeded(spec, init, state, valid, state[0].shape)
+        result = spec.finish(state) if finish else state
+        return [convert(v, d) for v, d in zip(result, out, strict=True)]
+
+    return run
+
+
 # Let T be the reduction. For add, dT is the same reduction of the tangents. A selection
 # hands the tangent of its winner on, lowest source index first. logaddexp has the
 # weights exp(x_i - T). Everything else is the last state of its scan, whose derivative is
@@ -151,31 +178,32 @@ def _reference(*operands, spec, axes, policy, seeded, masked, finish, out, platf
 # reorders, and each is a linear tile op of the tangents.
 
 
-def _sum(values, mask, axes, policy, acc):
+def _sum(values, axes, order, acc):
     spec = make_spec(ADD, _LEAF, (values.dtype,), acc, None, "reduce")
-    return bind_reduce(spec, [values], None, mask, axes=axes, policy=policy)[0]
+    return bind_reduce(spec, [values], None, None, axes=axes, **order)[0]
 
 
-def _tangent_of_winner(value, index, dx, axes, policy, acc):
+def _tangent_of_winner(index, dx, axes, order, acc):
     place = _fold.collapse(dx, axes)
     last = place.ndim - 1
     iota = iota_like(place, index.dtype, last)
     chosen = jnp.where(
         iota == lax.expand_dims(index, (last,)), place, jnp.zeros_like(place)
     )
-    return _sum(chosen, None, (last,), policy, acc)
+    return _sum(chosen, (last,), order, acc)
 
 
-def _select_jvp(spec, elements, init, mask, de, dz, axes, policy):
+def _select_jvp(spec, elements, init, mask, de, dz, axes, order):
     """The tangent of maximum and minimum: the winner's."""
-    order = policy if policy.kind is Kind.TREE else ordered_tree
+    if order["policy"].kind is not Kind.TREE:
+        order = {**order, "policy": ordered_tree}
     index = jnp.int32
     winner = make_spec(spec.reducer.winner, spec.tree, spec.raw, None, index, "reduce")
     value, where = bind_reduce(
-        winner, elements, None, mask, axes=axes, policy=order, finish=False
+        winner, elements, None, mask, axes=axes, finish=False, **order
     )
     value = convert(value, spec.states[0])
-    d = _tangent_of_winner(value, where, de[0], axes, order, spec.states[0])
+    d = _tangent_of_winner(where, de[0], axes, order, spec.states[0])
     if init is not None:
         step = spec.reducer.tangent_merge
         d = elementwise_jvp(step, [init[0], value], [dz[0], d])
@@ -187,60 +215,66 @@ def _select_jvp(spec, elements, init, mask, de, dz, axes, policy):
     return [jnp.where(some, d, none)]
 
 
-def _weighted_jvp(spec, elements, init, mask, de, dz, total, axes, policy):
+def _weighted_jvp(spec, elements, init, mask, de, dz, total, axes, order):
     weights = functools.partial(elementwise, spec.reducer.weights)
     x = convert(elements[0], spec.states[0])
     kept = [d for d in range(x.ndim) if d not in axes]
     w = weights(x, lax.broadcast_in_dim(total[0], x.shape, kept))
     if mask is not None:
         w = jnp.where(mask, w, 0)
-    d = _sum(w * convert(de[0], w.dtype), None, axes, policy, spec.states[0])
+    d = _sum(w * convert(de[0], w.dtype), axes, order, spec.states[0])
     return [d if init is None else d + weights(init[0], total[0]) * dz[0]]
 
 
-def _tangents(spec, elements, init, mask, de, dz, axes, policy, state):
+def _tangents(spec, elements, init, mask, de, dz, axes, state, **order):
     """The tangent of each float leaf of the raw state."""
     if spec.reducer.winner is not None:
-        return _select_jvp(spec, elements, init, mask, de, dz, axes, policy)
+        return _select_jvp(spec, elements, init, mask, de, dz, axes, order)
     if spec.reducer.weights is not None:
-        return _weighted_jvp(spec, elements, init, mask, de, dz, state, axes, policy)
+        return _weighted_jvp(spec, elements, init, mask, de, dz, state, axes, order)
     elements = [_fold.collapse(v, axes) for v in elements]
     de = [_fold.collapse(v, axes) for v in de]
     mask = None if mask is None else _fold.collapse(mask, axes)
     axis = elements[0].ndim - 1
     elements += [iota_like(elements[0], spec.index, axis)] if spec.index else []
-    if policy.kind is Kind.RIGHT:
+    if order["policy"].kind is Kind.RIGHT:
         flip = functools.partial(lax.rev, dimensions=(axis,))
         elements, de = list(map(flip, elements)), list(map(flip, de))
         mask = None if mask is None else flip(mask)
         spec = replace(spec, swapped=True)
-    dy = prefix_tangents(spec, elements, init, mask, de, dz, axis)
+    name = order["implementation"]
+    dy = prefix_tangents(spec, elements, init, mask, de, dz, axis, name)
     n = elements[0].shape[axis]
     return [lax.index_in_dim(v, n - 1, axis, keepdims=False) for v in dy]
 
 
-def _jvp(primals, tangents, *, spec, axes, policy, seeded, masked, finish, out):
-    params = dict(axes=axes, policy=policy)
+def _jvp(primals, tangents, **params):
+    outs = reduce_p.bind(*primals, **params)
+    seeded, masked = params["seeded"], params["masked"]
+    spec, axes, finish, out = (params[k] for k in ("spec", "axes", "finish", "out"))
+    name = of_tangent(params["implementation"])
+    order: dict[str, Any] = dict(
+        axes=axes, policy=params["policy"], implementation=name
+    )
     elements, init, mask = unpack(spec, primals, seeded, masked)
-    outs = bind_reduce(spec, elements, init, mask, finish=finish, out=out, **params)
     de, dz, _ = unpack(spec, tangents, seeded, masked)
     if all(is_zero(t) for t in (*de, *(dz or ()))):
         return outs, [zero_tangent(v) for v in outs]
     de = [float_tangent(p, t) for p, t in zip(elements, de, strict=True)]
     dz = init and [float_tangent(p, t) for p, t in zip(init, dz, strict=True)]
     if spec.reducer.native == "add":
-        d = bind_reduce(spec, de, dz, mask, out=out, **params)
+        d = bind_reduce(spec, de, dz, mask, out=out, **order)
         return outs, d
     size = int(np.prod([elements[0].shape[d] for d in axes]))
-    state = bind_reduce(spec, elements, init, mask, finish=False, **params)
+    state = bind_reduce(spec, elements, init, mask, finish=False, **order)
     if size == 0:
         dstate = [t for t in dz if t.dtype != jax.dtypes.float0]
     else:
-        dstate = _tangents(spec, elements, init, mask, de, dz, state=state, **params)
+        dstate = _tangents(spec, elements, init, mask, de, dz, state=state, **order)
     return outs, finish_tangents(spec, state, dstate, finish, out)
 
 
-def _transpose(cotangents, *operands, spec, axes, policy, seeded, masked, finish, out):
+def _transpose(cotangents, *operands, spec, axes, seeded, masked, **params):
     elements, init, mask = unpack(spec, operands, seeded, masked)
     if spec.reducer.native != "add":
         raise NoDerivativeError(
@@ -287,4 +321,6 @@ define(
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,
+    along=lambda *, axes, **_: axes,
+    share=_share,
 )

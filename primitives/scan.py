@@ -121,4 +121,5 @@ define(
     jvp=jvp,
     transpose=transpose,
     batch=_batch,
+    along=lambda *, axis, **_: (axis,),
 )
