@@ -26,3 +26,4 @@ BACKEND.refuses(
 )
 
 from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402
+from jaxtile.pallas_lowering.mosaic_gpu import whole as whole  # noqa: E402

@@ -69,7 +69,9 @@ def launch(
         code(*refs)
 
     groups = warps // _WARPS_OF_GROUP
-    several = dict(num_threads=groups, thread_name="group") if groups > 1 else {}
+    several: dict[str, Any] = {}
+    if groups > 1:
+        several = dict(num_threads=groups, thread_name="group")
     scratch = [plgpu.SMEM((2 * slots,), jnp.int32)] if slots else []
     call = plgpu.kernel(
         kernel,

@@ -81,12 +81,14 @@ class Columns:
         block: places written out in the loop's body.
         chunk: elements of one thread's stretch of a fibre.
         chunks: stretches of a fibre; more than one need another launch.
+        ahead: blocks that are loaded before they are needed.
     """
 
     vector: int
     block: int
     chunk: int
     chunks: int
+    ahead: int = 1
 
 
 def reduce_columns(
@@ -128,17 +130,15 @@ def scan_rows(outer: int, n: int, vector: int, leaves: int) -> Rows:
     return Rows(vector, registers, chunk // warps, warps, -(-n // chunk))
 
 
-def scan_columns(
-    fibres: int, n: int, vector: int, leaves: int, whole: bool
-) -> Columns:
+def scan_columns(fibres: int, n: int, vector: int, leaves: int, whole: bool) -> Columns:
     """A thread walks a fibre; where there are few fibres, a chunk of one."""
     if whole or fibres >= _ENOUGH_THREADS:
         while vector > 1 and fibres // vector < 4 * _ENOUGH_THREADS:
             vector //= 2
+        block = min(power_of_two(n), max(4, 32 // (vector * leaves)))
         # Few threads must each have much in flight, and have registers to spare.
-        values = 64 if fibres < 4 * _ENOUGH_THREADS else 32
-        block = min(power_of_two(n), max(4, values // (vector * leaves)))
-        return Columns(vector, block, n if whole else power_of_two(n), 1)
+        ahead = 3 if fibres < 4 * _ENOUGH_THREADS else 1
+        return Columns(vector, block, n if whole else power_of_two(n), 1, ahead)
     block = min(power_of_two(n), max(4, 32 // (vector * leaves)))
     wanted = -(-8 * _ENOUGH_THREADS * vector // fibres)
     chunk = max(4 * block, power_of_two(-(-n // wanted)))

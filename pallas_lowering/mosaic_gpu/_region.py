@@ -165,7 +165,7 @@ def _finite(dtype, a):
 
 
 def _complement(dtype, a):
-    return arith.xori(a, constant(1 if dtype == bool else -1, dtype))
+    return arith.xori(a, constant(1 if np.dtype(dtype).kind == "b" else -1, dtype))
 
 
 _BINARY: dict[str, Callable] = {
@@ -217,7 +217,7 @@ def lacks(jaxpr: Any) -> str | None:
                 return reason
             continue
         known = name in _BINARY or name in _UNARY or name in _SAME | _SPECIAL
-        floats = eqn.invars and is_float(eqn.invars[0].aval.dtype)
+        floats = eqn.invars and is_float(getattr(eqn.invars[0].aval, "dtype", None))
         if not known or (floats and name in _INTEGERS_ONLY):
             return f"its function uses {name}, which has no thread code; map it outside"
     return None
@@ -248,9 +248,9 @@ def _convert_directly(value, source, target):
     if is_float(target):
         unsigned = not _is_signed(source)
         return (arith.uitofp if unsigned else arith.sitofp)(kind, value)
-    if is_float(source) or target == bool:
+    if is_float(source) or target.kind == "b":
         return None
-    width = 1 if source == bool else source.itemsize * 8
+    width = 1 if source.kind == "b" else source.itemsize * 8
     if width == target.itemsize * 8:
         return value
     if width > target.itemsize * 8:
@@ -281,7 +281,8 @@ def known(value: ir.Value) -> Any:
     op = value.owner
     if not isinstance(op, ir.Operation | ir.OpView) or op.name != "arith.constant":
         return None
-    return op.attributes["value"].value
+    number: Any = op.attributes["value"]
+    return number.value
 
 
 def _folded(name, args, dtypes, result):
@@ -311,7 +312,6 @@ class Region:
     def __init__(self, fn: Callable, dtypes: Sequence, plain: bool = False):
         shapes = [jax.ShapeDtypeStruct((), np.dtype(d)) for d in dtypes]
         self.closed = jax.make_jaxpr(fn)(*shapes)
-        self.dtypes = tuple(v.dtype for v in self.closed.out_avals)
         self.plain = plain
 
     def __call__(self, *values: ir.Value) -> list[ir.Value]:
@@ -356,7 +356,7 @@ class Region:
             for a, d in zip(args, dtypes, strict=True)
         ]
         dtypes = [wide if d in _NARROW else d for d in dtypes]
-        out = self._emit(eqn, args, dtypes)
+        out: Any = self._emit(eqn, args, dtypes)
         return convert(out, wide, result) if result in _NARROW else out
 
     def _emit(self, eqn, args, dtypes):

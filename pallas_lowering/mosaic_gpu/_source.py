@@ -97,7 +97,7 @@ class Reader:
         for j in range(n):
             flag = exists if bits is None else bits[j]
             if bits is not None and exists is not None:
-                flag = arith.andi(flag, exists)
+                flag = arith.andi(bits[j], exists)
             at = arith.addi(position, th.i64(j)) if along and j else position
             places.append([[p[j] for p in packs] + self._index(at), flag])
         return places
@@ -161,4 +161,43 @@ class Stretch:
             at, mine = arith.addi(first, th.i64(j)), raw[k * size : (k + 1) * size]
             places = self.reader.places(mine, at, n, None, v > 1)
             found += [[p] for p in places] if v > 1 else [places]
+        return found
+
+
+class Block:
+    """Successive places of neighbouring fibres, a block at a time, where some may lack.
+
+    Args:
+        reader: loads.
+        plan: neighbours of a thread, and places of a block.
+        start: the first block's first place.
+        base: offset of the first fibre's first place.
+        limit: how many places there are, where the last block may be short; else None.
+    """
+
+    def __init__(self, reader: Reader, plan, start, base, limit):
+        self.reader, self.plan = reader, plan
+        self.start, self.base, self.limit = start, base, limit
+
+    def _at(self, t):
+        first = arith.muli(th.i64(t), th.i64(self.plan.block))
+        for j in range(self.plan.block):
+            local = arith.addi(first, th.i64(j))
+            exists = None if self.limit is None else th.less(local, self.limit)
+            yield arith.addi(self.start, local), exists
+
+    def fetch(self, t: ir.Value) -> list[ir.Value]:
+        """The loads of block `t`."""
+        raw = []
+        for place, exists in self._at(t):
+            raw += self.reader.fetch(self.base, place, self.plan.vector, exists, False)
+        return raw
+
+    def places(self, t: ir.Value, raw: Sequence) -> list[list]:
+        """For each place of block `t`, what each fibre has there."""
+        v = self.plan.vector
+        size, found = v * len(self.reader.buffers), []
+        for j, (place, exists) in enumerate(self._at(t)):
+            mine = raw[j * size : (j + 1) * size]
+            found.append(self.reader.places(mine, place, v, exists, False))
         return found

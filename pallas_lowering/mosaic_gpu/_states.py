@@ -8,7 +8,7 @@ second code path.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jaxlib.mlir import ir
@@ -249,7 +249,9 @@ def before_each(algebra: Algebra, states: Sequence[State], first: State) -> list
     if len(states) == 1:
         return [first]
     pairs = zip(states[0:-1:2], states[1::2], strict=True)
-    totals = [algebra.merge(a, b) for a, b in pairs] + states[len(states) // 2 * 2 :]
+    totals = [algebra.merge(a, b) for a, b in pairs] + list(
+        states[len(states) // 2 * 2 :]
+    )
     out: list[State] = []
     for k, prefix in enumerate(before_each(algebra, totals, first)):
         out.append(prefix)
@@ -267,9 +269,7 @@ def before_lane(
     """
     handed = []
     for bit in range(5):
-        other = algebra.moved(
-            state, lambda v, bit=bit: th.shuffle(v, "bfly", 1 << bit)
-        )
+        other = algebra.moved(state, lambda v, bit=bit: th.shuffle(v, "bfly", 1 << bit))
         right = th.bit_of(lane, bit)
         handed.append((right, other))
         state = algebra.merge(*sides(algebra, right, state, other))
@@ -283,6 +283,20 @@ def before_lane(
     return state, down
 
 
+def lane_prefixes(algebra: Algebra, lane, state: State) -> tuple[State, State]:
+    """The total of a warp, and what is before each lane in it (nothing for the first).
+
+    Half the merges of `before_lane`, in another grouping: Kogge and Stone (1973).
+    """
+    for bit in range(5):
+        distance = 1 << bit
+        left = algebra.moved(state, lambda v, d=distance: th.shuffle(v, "up", d))
+        reached = arith.cmpi(arith.CmpIPredicate.uge, lane, th.i32(distance))
+        state = algebra.choose(reached, algebra.merge(left, state), state)
+    total = algebra.moved(state, lambda v: th.shuffle(v, "idx", th.WARP - 1))
+    return total, algebra.moved(state, lambda v: th.shuffle(v, "up", 1))
+
+
 def sides(algebra: Algebra, right: ir.Value, mine: State, other: State):
     """The two operands of a lane pair in source order."""
     if algebra.symmetric and mine.exists is None:
@@ -291,12 +305,10 @@ def sides(algebra: Algebra, right: ir.Value, mine: State, other: State):
     return left, algebra.choose(right, mine, other)
 
 
-def over_lanes(algebra: Algebra, lane, state: State, bits: Sequence[int]) -> State:
+def over_lanes(algebra: Algebra, lane, state: State, bits: Iterable[int]) -> State:
     """The tree over lanes that differ in the given bits, minor first; every lane gets it."""
     for bit in bits:
-        other = algebra.moved(
-            state, lambda v, bit=bit: th.shuffle(v, "bfly", 1 << bit)
-        )
+        other = algebra.moved(state, lambda v, bit=bit: th.shuffle(v, "bfly", 1 << bit))
         left, right = sides(algebra, th.bit_of(lane, bit), state, other)
         state = algebra.merge(left, right)
     return state
@@ -315,9 +327,7 @@ def over_rows_and_lanes(algebra: Algebra, lane, states: Sequence[State]) -> Stat
         kept = []
         for a, b in zip(low, high, strict=True):
             give = algebra.choose(bit, a, b)
-            got = algebra.moved(
-                give, lambda v, d=1 << handed: th.shuffle(v, "bfly", d)
-            )
+            got = algebra.moved(give, lambda v, d=1 << handed: th.shuffle(v, "bfly", d))
             mine = algebra.choose(bit, b, a)
             kept.append(algebra.merge(*sides(algebra, bit, mine, got)))
         states, handed = kept, handed + 1

@@ -91,9 +91,7 @@ class Buffer:
     def __init__(self, ref: ir.Value, dtype: Any):
         self.dtype = np.dtype(dtype)
         # The global address space makes plain global loads of generic ones.
-        self.base = llvm.addrspacecast(
-            llvm.PointerType.get(1), utils.memref_ptr(ref)
-        )
+        self.base = llvm.addrspacecast(llvm.PointerType.get(1), utils.memref_ptr(ref))
         stored = np.int8 if self.dtype == bool else self.dtype
         self.kind, self.bytes = type_of(stored), self.dtype.itemsize
 
@@ -102,6 +100,7 @@ class Buffer:
 
     def load(self, offset: ir.Value, n: int = 1) -> list[ir.Value]:
         """`n` neighbouring elements; the offset is a multiple of `n`."""
+        loaded: list[Any]
         if n == 1:
             loaded = [llvm.load(self.kind, self._at(offset), alignment=self.bytes)]
         else:
@@ -133,26 +132,36 @@ def loop(count: ir.Value, body: Callable, carry: Sequence[ir.Value]) -> list[ir.
     op = scf.ForOp(start, count, step, list(carry))
     with ir.InsertionPoint(op.body):
         scf.yield_(list(body(op.induction_variable, list(op.inner_iter_args))))
-    return list(op.results)
+    results: Any = op.results
+    return list(results)
 
 
 def pipelined(
-    count: ir.Value, fetch: Callable, body: Callable, carry: Sequence[ir.Value]
+    count: ir.Value,
+    fetch: Callable,
+    body: Callable,
+    carry: Sequence[ir.Value],
+    depth: int = 1,
 ) -> list[ir.Value]:
-    """A loop that loads what the next step needs before it computes the present one.
+    """A loop that loads what later steps need before it computes the present one.
 
     Args:
         count: how many steps, at least one.
-        fetch: `step -> loaded values`; the last step's are loaded twice.
+        fetch: `step -> loaded values`; the last step's are loaded again for steps
+            beyond it.
         body: `(step, loaded, carry) -> carry`.
         carry: what goes from step to step.
+        depth: how many steps ahead.
     """
-    loaded = list(fetch(i32(0)))
-    k, last = len(loaded), arith.subi(count, i32(1))
+    last = arith.subi(count, i32(1))
+    loaded: list[ir.Value] = []
+    for k in range(depth):
+        loaded += fetch(arith.minsi(i32(k), last))
+    size, k = len(loaded) // depth, len(loaded)
 
     def step(t, values):
-        ahead = fetch(arith.minsi(arith.addi(t, i32(1)), last))
-        return [*ahead, *body(t, values[:k], values[k:])]
+        ahead = fetch(arith.minsi(arith.addi(t, i32(depth)), last))
+        return [*values[size:k], *ahead, *body(t, values[:size], values[k:])]
 
     return loop(count, step, [*loaded, *carry])[k:]
 
@@ -217,7 +226,7 @@ def branch(
         kinds: types of the values.
         then, other: write the blocks.
     """
-    op = scf.IfOp(condition, list(kinds), has_else=True)
+    op: Any = scf.IfOp(condition, list(kinds), has_else=True)
     for place, code in ((op.then_block, then), (op.else_block, other)):
         with ir.InsertionPoint(place):
             scf.yield_(list(code()))

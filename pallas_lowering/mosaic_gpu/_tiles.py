@@ -65,7 +65,10 @@ def _single(reducer, kind) -> Algebra:
 class LogSumExp(Algebra):
     """Pairs (m, s) in the place of logaddexp's one leaf."""
 
-    width = 1
+    @property
+    def width(self) -> int:
+        """One register: the tile works on elements."""
+        return 1
 
     def __init__(self, spec: Spec, lifted: bool, out: Sequence, finish: bool):
         super().__init__(spec, lifted, out, finish)
@@ -117,7 +120,10 @@ class LogSumExp(Algebra):
 class TwoPassMoments(Algebra):
     """Welford's states, those of whole tiles from two passes."""
 
-    width = 1
+    @property
+    def width(self) -> int:
+        """One register: the tile works on elements."""
+        return 1
 
     def __init__(self, spec: Spec, lifted: bool, out: Sequence, finish: bool):
         super().__init__(spec, lifted, out, finish)
