@@ -67,6 +67,12 @@ def test_the_best_that_accepts_runs(kernels, op):
         _lower(op, _X, "cuda")
 
 
+def test_arithmetic_around_a_kernel_is_the_platforms_own(kernels, op):
+    kernels.add("mosaic_gpu")
+    _lower(op, _X, "cuda")
+    assert kernels.platform == "cuda"
+
+
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "rocm"])
 def test_a_backend_runs_on_its_platform_only(kernels, op, platform):
     for name in NAMES:
