@@ -76,6 +76,9 @@ def asked(op: str, implementation: str | None) -> str | None:
 def use_implementation(name: str | None) -> Iterator[None]:
     """Ask for an implementation for every op called in a block.
 
+    A call's own `implementation=` goes first. In kernel bodies the kernel's backend is the
+    only one: "reference" changes nothing there. jit traces again in another block.
+
     Args:
         name: None, "reference", "triton", "mosaic_gpu" or "tpu".
 

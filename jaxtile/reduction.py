@@ -50,7 +50,9 @@ def reduce(
             integers below 32 bits that are summed accumulate in 32 bits.
         out_dtype: the dtype to narrow to once, after `finish`.
         keepdims: keep the reduced axes with size 1.
-        implementation: None picks; "reference", "triton", "mosaic_gpu" or "tpu" insists.
+        implementation: None picks when the call is lowered, by platform and shape;
+            "reference", "triton", "mosaic_gpu" or "tpu" insists. Derivatives insist on the
+            reference only.
 
     Returns:
         The reducer's result without the axes, in the accumulator's dtype or `out_dtype`.
@@ -62,7 +64,8 @@ def reduce(
             a reducer that has no empty value; a sharded axis on an explicit mesh.
         TileTypeError: a storage format, a 64-bit dtype with x64 off, a mask that is not
             bool, a seed or a merge of other dtypes.
-        UnsupportedOnBackend: the implementation that was asked for refuses.
+        UnsupportedOnBackend: the implementation that was asked for refuses: when traced
+            for a shape or format, when lowered for a platform or device.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -127,7 +130,9 @@ def scan(
         policy: one of the five orders, or its name.
         acc_dtype: the accumulator, to which each combine rounds.
         out_dtype: the dtype that the prefixes narrow to, once, after `finish`.
-        implementation: None picks; "reference", "triton", "mosaic_gpu" or "tpu" insists.
+        implementation: None picks when the call is lowered, by platform and shape;
+            "reference", "triton", "mosaic_gpu" or "tpu" insists. Derivatives insist on the
+            reference only.
 
     Returns:
         The prefixes, shaped like x, or `(prefixes, final_state)`.
@@ -140,7 +145,8 @@ def scan(
             reducer without identity; a sharded axis on an explicit mesh.
         TileTypeError: a storage format, a 64-bit dtype with x64 off, a mask that is not
             bool, a seed or a merge of other dtypes.
-        UnsupportedOnBackend: the implementation that was asked for refuses.
+        UnsupportedOnBackend: the implementation that was asked for refuses: when traced
+            for a shape or format, when lowered for a platform or device.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt

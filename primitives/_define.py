@@ -128,7 +128,7 @@ def define(
 def _rule(primitive: Primitive, platform: str, abstract, reference, along, share):
     """The lowering rule on a platform: the chosen kernel, or the reference."""
     home = platform if platform in ("cpu", "cuda") else ""
-    plain = _jax_private.lower_plain(_on(home, reference))
+    plain = _jax_private.lower_plain(_on(home, reference, platform=home))
     if along is None:
         return plain
 
@@ -142,14 +142,14 @@ def _rule(primitive: Primitive, platform: str, abstract, reference, along, share
         if run is None:
             return plain(ctx, *args, **params)
         if mesh is None:
-            return _jax_private.lower_plain(run)(ctx, *args, **params)
+            return _jax_private.lower_plain(_on(home, run))(ctx, *args, **params)
         whole = along(**params)
         results = [o.dims for o in abstract(*ctx.avals_in, **params)]
         asked = {"implementation": implementation, **params}
 
         def shared(parts):
             fn = share and share(parts, **asked)
-            return fn and _on(home, fn)
+            return fn and _on(home, fn, platform=home)
 
         plan = _shards.Plan(
             run=functools.partial(primitive.bind, **asked),
@@ -162,15 +162,15 @@ def _rule(primitive: Primitive, platform: str, abstract, reference, along, share
     return lower
 
 
-# Where the reference is being lowered; arithmetic that a platform rounds otherwise asks.
+# Where an op is being lowered; arithmetic that a platform rounds otherwise asks.
 PLATFORM: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
 
 
-def _on(platform: str, reference: Callable[..., list]) -> Callable[..., list]:
+def _on(home: str, fn: Callable[..., list], **known) -> Callable[..., list]:
     def run(*args, **params):
-        token = PLATFORM.set(platform)
+        token = PLATFORM.set(home)
         try:
-            return reference(*args, platform=platform, **params)
+            return fn(*args, **known, **params)
         finally:
             PLATFORM.reset(token)
 

@@ -4,7 +4,7 @@ import contextlib
 
 from jaxtile import pallas_lowering, primitives
 from jaxtile.pallas_lowering import _registry, load_all
-from jaxtile.primitives._define import REFERENCES
+from jaxtile.primitives._define import PLATFORM, REFERENCES
 
 BOTH = (primitives.reduce_p, primitives.scan_p)
 
@@ -19,11 +19,12 @@ class Kernels:
         ran: (backend, primitive's name, shape of the first operand) of every trace of a
             fake.
         given: the names of the parameters that the last one was given.
+        platform: for which arithmetic outside the kernel was written in the last one.
     """
 
     def __init__(self, monkeypatch):
         load_all()
-        self.ran, self.given, self._patch = [], set(), monkeypatch
+        self.ran, self.given, self.platform, self._patch = [], set(), "", monkeypatch
         for backend in _registry.BACKENDS.values():
             monkeypatch.setattr(backend, "wholes", {})
             free = backend.hooks._replace(unavailable=lambda: None)
@@ -43,6 +44,7 @@ class Kernels:
         def run(*arrays, **params):
             self.ran.append((backend.name, primitive.name, arrays[0].shape))
             self.given = set(params)
+            self.platform = PLATFORM.get()
             return REFERENCES[primitive](*arrays, platform="cpu", **params)
 
     def backends(self):

@@ -67,6 +67,12 @@ def test_the_best_that_accepts_runs(kernels, op):
         _lower(op, _X, "cuda")
 
 
+def test_arithmetic_around_a_kernel_is_the_platforms_own(kernels, op):
+    kernels.add("mosaic_gpu")
+    _lower(op, _X, "cuda")
+    assert kernels.platform == "cuda"
+
+
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "rocm"])
 def test_a_backend_runs_on_its_platform_only(kernels, op, platform):
     for name in NAMES:
@@ -248,6 +254,90 @@ def test_export_of_symbolic_shapes_takes_the_reference(kernels, op):
     spec = jax.ShapeDtypeStruct(export.symbolic_shape("rows, 24"), np.float32)
     with pytest.raises(UnsupportedOnBackend, match="made for one shape"):
         jax.eval_shape(lambda x: op(x, implementation="mosaic_gpu"), spec)
+
+
+def _explained(fn, platform=None):
+    (entry,) = jt.explain(fn, platform=platform)(_X)
+    return entry
+
+
+def test_explain_names_the_choice_and_why_not_the_others(kernels):
+    total = lambda x, name=None: jt.reduce(x, 1, jt.add, implementation=name)  # noqa: E731
+    kernels.add("triton")
+    kernels.add("tpu", refuse=_no_floats)
+    here = _explained(total)
+    assert here.implementation == "reference"
+    assert here.refusals == {
+        "mosaic_gpu": "mosaic_gpu has no whole-array kernel for reduce yet; the op lowers "
+        "inside your own kernel bodies where the support table says so",
+        "triton": "it runs on cuda, not on cpu",
+        "tpu": "it adds integers only",
+    }
+    assert _explained(total, "cuda").implementation == "triton"
+    assert set(_explained(total, "cuda").refusals) == {"mosaic_gpu", "tpu"}
+    assert _explained(total, "tpu").implementation == "reference"
+    kernels.add("mosaic_gpu", slower=_measured)
+    entry = _explained(total, "cuda")
+    assert entry.implementation == "triton"
+    assert entry.refusals["mosaic_gpu"] == "the reference was measured faster"
+    entry = _explained(lambda x: total(x, "mosaic_gpu"), "cuda")
+    assert entry.implementation == "mosaic_gpu"
+    assert entry.refusals["triton"] == "mosaic_gpu was asked for"
+    kernels.add("mosaic_gpu")
+    assert _explained(total, "cuda").refusals["triton"] == "mosaic_gpu goes first"
+    entry = _explained(lambda x: total(x, "reference"), "cuda")
+    assert entry.implementation == "reference"
+    assert entry.refusals["triton"] == "reference was asked for"
+    entry = _explained(lambda x: total(x, "triton"), "cpu")
+    assert entry.implementation == "refused"
+    assert entry.refusals["triton"] == "it runs on cuda, not on cpu"
+
+
+def test_explain_agrees_with_what_is_lowered(kernels, op):
+    for name in NAMES:
+        kernels.add(name, refuse=_no_floats if name == "mosaic_gpu" else _accepts)
+    for platform in ("cuda", "tpu", "cpu"):
+        chosen = _explained(op, platform).implementation
+        ran = [] if chosen == "reference" else [chosen]
+        with kernels.expect(*ran):
+            _lower(op, _X, platform)
+
+
+def _accepts(*avals, **params):
+    return None
+
+
+def test_supports_and_the_table_know_whole_array_kernels(kernels):
+    assert (
+        "no whole-array kernel" in jt.supports("scan", "tpu", _X, 1, jt.add).whole_array
+    )
+    kernels.add("tpu")
+    kernels.add("triton", refuse=_no_floats)
+    assert jt.supports("scan", "tpu", _X, 1, jt.add).whole_array is None
+    assert "integers" in jt.supports("scan", "triton", _X, 1, jt.add).whole_array
+    rows = {r.split(" | ")[0][2:]: r for r in jt.support_table().splitlines()}
+    assert rows["scan add"].endswith("| tpu, reference |")
+    assert rows["reduce add, int32"].endswith("| triton, tpu, reference |")
+    assert rows["cast float32 to bfloat16"].endswith("| reference |")
+
+
+def test_in_a_kernel_body_another_backend_is_refused(kernels):
+    kernels.add("tpu")
+    triton = jt.pallas_lowering._registry.BACKENDS["triton"]
+    params = dict(_only(jt.reduce)[1], implementation="tpu")
+    sentence = triton.why_not(jt.primitives.reduce_p, *_only(jt.reduce)[0], **params)
+    assert "implementation='tpu' is another backend's" in sentence
+    params["implementation"] = "triton"
+    assert (
+        triton.why_not(jt.primitives.reduce_p, *_only(jt.reduce)[0], **params) is None
+    )
+
+
+def _only(call):
+    """The abstract operands and the parameters of the one tile op of a call."""
+    x = np.zeros((64, 128), np.float32)
+    (eqn,) = jax.make_jaxpr(lambda x: call(x, 0, jt.add))(x).eqns
+    return [v.aval for v in eqn.invars], eqn.params
 
 
 _ABSENT = """
