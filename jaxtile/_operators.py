@@ -12,6 +12,11 @@ import numpy as np
 from jaxtile.errors import TileTypeError, message
 
 
+def is_tile(value: Any) -> bool:
+    """True for a tile: the leaf test of pytrees of tiles."""
+    return isinstance(value, Operators)
+
+
 def is_operand(value: Any) -> bool:
     """True for what a lifted function takes: tiles, arrays, Python scalars."""
     kinds = (Operators, jax.Array, np.ndarray, np.generic, bool, int, float)

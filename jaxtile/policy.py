@@ -60,19 +60,20 @@ class Policy:
         """True if a realisation may apply every transform in `transform`."""
         return transform & self.permitted == transform
 
-    def meet(self, other: Policy) -> Policy:
+    def meet(self, other: Policy | str) -> Policy:
         """The weakest policy that is at least as strict as both.
 
         Args:
-            other: the policy to combine with.
+            other: the policy to combine with, or its name.
 
         Returns:
             One of the two.
 
         Raises:
             PolicyError: both forbid regrouping and they differ, so that no single
-                computation satisfies them.
+                computation satisfies them; no such policy.
         """
+        other = as_policy(other)
         if self.permitted == other.permitted and self != other:
             raise PolicyError(
                 message(

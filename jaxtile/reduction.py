@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from jaxtile import backends
-from jaxtile._arguments import is_tile, out_dtypes, parts, retile
-from jaxtile.composite import affine
+from jaxtile import backends, formats
+from jaxtile._arguments import out_dtypes, parts, retile
+from jaxtile._checks import choice, flag, operand
+from jaxtile._join import is_constant, meet
+from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
-from jaxtile.errors import PolicyError, TileShapeError, TileValueError, message
+from jaxtile.errors import PolicyError, message
 from jaxtile.policy import Kind, Policy, as_policy, ordered_tree, unordered_tree
 from jaxtile.primitives._bind import bind_reduce, bind_scan
+from jaxtile.recurrences import affine, one_kind
 from jaxtile.reducers import Reducer
+from jaxtile.tile import Tile
 
 _DIRECTIONS = ("prefix", "suffix", "reverse")
+_WAYS = '"reverse" scans the flipped sequence, "suffix" keeps the earlier side left.'
 
 
 def reduce(
@@ -73,6 +77,7 @@ def reduce(
         5000.0
     """
     order = as_policy(policy)
+    keepdims = flag("reduce", "keepdims", keepdims)
     spec, arrays, seed, mask, axes, dims = parts(
         "reduce", x, axis, reducer, init, where, acc_dtype, False
     )
@@ -150,16 +155,9 @@ def scan(
         [10 11 13]
     """
     order = as_policy(policy)
-    if direction not in _DIRECTIONS:
-        raise TileValueError(
-            message(
-                "scan",
-                expected=f"direction in {_DIRECTIONS}",
-                got=repr(direction),
-                way_out='"reverse" scans the flipped sequence, "suffix" keeps the earlier '
-                "element on the left.",
-            )
-        )
+    exclusive = flag("scan", "exclusive", exclusive)
+    return_final = flag("scan", "return_final", return_final)
+    choice("scan", "direction", direction, _DIRECTIONS, _WAYS)
     spec, arrays, seed, mask, axes, dims = parts(
         "scan", x, axis, reducer, init, where, acc_dtype, True
     )
@@ -172,8 +170,8 @@ def scan(
         axis=axes[0],
         policy=order,
         direction=direction,
-        exclusive=bool(exclusive),
-        final=bool(return_final),
+        exclusive=exclusive,
+        final=return_final,
         out=out,
         implementation=backends.asked("scan", implementation),
     )
@@ -234,29 +232,38 @@ def linear_recurrence(
                 "drop the policy or h0.",
             )
         )
-    if not is_tile(a) and not is_tile(b):
-        a, b = jnp.asarray(a), jnp.asarray(b)
-        try:
-            shape = jnp.broadcast_shapes(a.shape, b.shape)
-        except ValueError as error:
-            raise TileShapeError(
-                message(
-                    "linear_recurrence",
-                    expected="a and b that broadcast to one shape",
-                    got=f"{a.shape} and {b.shape}",
-                    way_out="Give both the shape of h.",
-                )
-            ) from error
-        a, b = jnp.broadcast_to(a, shape), jnp.broadcast_to(b, shape)
-    init = None
-    if h0 is not None:
-        init = (jax.tree.map(jnp.ones_like, h0), h0)
+    op = "linear_recurrence"
+    choice(op, "direction", direction, _DIRECTIONS, _WAYS)
+    a, b = operand(op, a), operand(op, b)
+    a, b = _coefficient(a, b), _coefficient(b, a)
+    one_kind(op, a.dtype, b.dtype)
+    arrays, dims = meet(op, [a, b])
+    if dims is not None:
+        arrays = [Tile(v, dims) for v in arrays]
     return scan(
-        (a, b),
+        tuple(arrays),
         axis,
         affine,
-        init=init,
+        init=None if h0 is None else (1, operand(op, h0)),
         direction=direction,
         policy=policy,
         implementation=implementation,
     )
+
+
+def _coefficient(value: Any, other: Any) -> Any:
+    """A coefficient; a weakly typed number in the dtype that the other's sums have."""
+    if is_tile(value):
+        return value
+    array = jnp.asarray(value)
+    if _is_weak(value) and not _is_weak(other) and array.dtype != bool:
+        sums = formats.accumulator(other.dtype)
+        if jnp.issubdtype(sums, jnp.floating) >= jnp.issubdtype(
+            array.dtype, jnp.floating
+        ):
+            return array.astype(sums)
+    return array
+
+
+def _is_weak(value: Any) -> bool:
+    return is_constant(value) or getattr(value, "weak_type", False)

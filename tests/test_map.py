@@ -234,7 +234,7 @@ def test_every_shape(shape):
 
 ERRORS = [
     (lambda: tile_map(3, jnp.ones(2)), TileTypeError, "a function as the first"),
-    (lambda: tile_map(abs, "x"), TileTypeError, "tiles, arrays and Python scalars"),
+    (lambda: tile_map(abs, "x"), TileTypeError, "arrays, tiles or numbers"),
     (lambda: tile_map(lambda: 1), TileTypeError, "at least one array"),
     (
         lambda: tile_map(lambda v: jnp.ones(3) * v, jnp.ones(2)),

@@ -25,8 +25,16 @@ _X = np.ones((2, 3), np.float32)
         (dict(reducer="add"), TileTypeError, "expected a Reducer; got 'add'"),
         (dict(where=_X), TileTypeError, "expected a bool mask; got float32"),
         (dict(where=np.ones(2, bool)), TileShapeError, "a mask that broadcasts to"),
-        (dict(init=np.ones(5)), TileShapeError, r"init that broadcasts to \(2,\)"),
-        (dict(init=1j), TileTypeError, "expected init of dtype float32; got complex64"),
+        (
+            dict(init=np.ones(5, np.float32)),
+            TileShapeError,
+            r"init that broadcasts to \(2,\)",
+        ),
+        (
+            dict(init=1j),
+            TileTypeError,
+            "expected arrays, tiles or numbers; got complex",
+        ),
         (dict(init=(1.0, 2.0)), TileTypeError, "expected init like the state"),
         (dict(acc_dtype="float64"), TileTypeError, "at most 32 bits while jax_enable"),
         (dict(out_dtype="int64"), TileTypeError, "at most 32 bits while jax_enable"),
@@ -55,7 +63,7 @@ def test_an_implementation_that_refuses(op, name):
 def test_elements(op):
     for x, error, sentence in [
         ((), TileTypeError, "expected at least one array; got none"),
-        (object(), TileTypeError, "expected arrays, numbers or tiles; got object"),
+        (object(), TileTypeError, "expected arrays, tiles or numbers; got object"),
         ((_X, _X[:1]), TileShapeError, r"element leaves of one shape, \(2, 3\)"),
         (jnp.ones(3, jnp.complex64), TileTypeError, "expected one of float16"),
         (jnp.ones(3, jnp.float8_e4m3fn), TileTypeError, "an arithmetic format"),
@@ -67,7 +75,9 @@ def test_elements(op):
 
 @_OPS
 def test_a_pytree_that_the_reducer_does_not_take(op):
-    with pytest.raises(TileTypeError, match="expected affine's merge to take"):
+    with pytest.raises(
+        TileTypeError, match=r"expected affine's lift to take \(float32\)"
+    ):
         op(jnp.asarray(_X), 1, jt.affine, policy="fold_left")
     with pytest.raises(TileTypeError, match="expected add's (lift|merge) to take"):
         op((_X, _X), 1, jt.add, policy="fold_left")
@@ -77,9 +87,9 @@ def test_a_pytree_that_the_reducer_does_not_take(op):
 @pytest.mark.parametrize(
     ("merge", "got"),
     [
-        (lambda a, b: (a, b), "PyTreeDef"),
-        (lambda a, b: a > b, r"\['bool'\]"),
-        (lambda a, b: (a + b).astype(jnp.float16), r"\['float16'\]"),
+        (lambda a, b: (a, b), r"\(float32, float32\)"),
+        (lambda a, b: a > b, "bool"),
+        (lambda a, b: (a + b).astype(jnp.float16), "float16"),
     ],
 )
 def test_a_merge_that_changes_the_state(op, merge, got):
@@ -188,9 +198,9 @@ def test_recurrence_from_a_state_is_no_right_fold():
 def test_what_is_no_array_is_named():
     x = jnp.ones(3)
     for bad in ({"where": object()}, {"init": object()}):
-        with pytest.raises(TileTypeError, match="expected arrays, numbers or tiles"):
+        with pytest.raises(TileTypeError, match="expected arrays, tiles or numbers"):
             jt.reduce(x, 0, jt.add, **bad)
-    with pytest.raises(TileTypeError, match="too large"):
+    with pytest.raises(TileTypeError, match="got the integer 1099511627776"):
         jt.reduce(2**40, None, jt.add)
     with pytest.raises(TileTypeError, match="acc_dtype=bool"):
         jt.reduce(x, 0, jt.add, acc_dtype=bool)
