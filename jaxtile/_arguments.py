@@ -206,7 +206,7 @@ def out_dtypes(op, spec: Spec, out_dtype: Any) -> tuple:
     if out_dtype is None:
         return spec.results
     leaves, tree = jax.tree.flatten(out_dtype, is_leaf=lambda v: v is None)
-    if jax.tree_util.treedef_is_leaf(tree):
+    if tree == jax.tree.structure(0):
         one = len(spec.results) == 1
         wanted = [
             out_dtype if one or _kind(op, r) == _kind(op, out_dtype) else r

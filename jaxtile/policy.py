@@ -57,7 +57,26 @@ class Policy:
     permitted: Transform
 
     def permits(self, transform: Transform) -> bool:
-        """True if a realisation may apply every transform in `transform`."""
+        """True if a realisation may apply every transform in `transform`.
+
+        Args:
+            transform: one `Transform`, or several joined by `|`.
+
+        Returns:
+            The answer.
+
+        Raises:
+            PolicyError: it is no `Transform`.
+        """
+        if not isinstance(transform, Transform):
+            raise PolicyError(
+                message(
+                    "policy.permits",
+                    expected="a Transform",
+                    got=repr(transform),
+                    way_out="Pass jaxtile.policy.Transform.REGROUP or PERMUTE.",
+                )
+            )
         return transform & self.permitted == transform
 
     def meet(self, other: Policy | str) -> Policy:

@@ -48,7 +48,8 @@ def reduce(
             lexicographic order of the array's axes.
         reducer: how elements combine; see `jaxtile.catalogue`.
         init: a seed state for every fibre, used exactly once.
-        where: a bool mask; masked elements are skipped whatever they hold.
+        where: a bool mask; masked elements are skipped whatever they hold. A tile goes by
+            its dims, as for init.
         policy: one of the five orders, or its name.
         acc_dtype: the accumulator, to which each combine rounds. By default floats and
             integers below 32 bits that are summed accumulate in 32 bits.
@@ -64,8 +65,9 @@ def reduce(
         PolicyError: no such policy.
         TileShapeError: axes, shapes or dims do not fit; an empty fibre without a seed of
             a reducer that has no empty value; a sharded axis on an explicit mesh.
-        TileTypeError: a storage format, a 64-bit dtype with x64 off, a mask that is not
-            bool, a seed or a merge of other dtypes.
+        TileTypeError: an operand that is no array, tile or number, has a storage format,
+            or has 64 bits with x64 off; a mask or keepdims that is not bool; a seed, or
+            a part of the reducer, that does not fit the state.
         UnsupportedOnBackend: the implementation that was asked for refuses.
 
     Example:
@@ -143,8 +145,9 @@ def scan(
         TileValueError: no such direction.
         TileShapeError: axis, shapes or dims do not fit; the prefix of nothing of a
             reducer without identity; a sharded axis on an explicit mesh.
-        TileTypeError: a storage format, a 64-bit dtype with x64 off, a mask that is not
-            bool, a seed or a merge of other dtypes.
+        TileTypeError: an operand that is no array, tile or number, has a storage format,
+            or has 64 bits with x64 off; a mask or flag that is not bool; a seed, or a
+            part of the reducer, that does not fit the state.
         UnsupportedOnBackend: the implementation that was asked for refuses.
 
     Example:
@@ -200,18 +203,20 @@ def linear_recurrence(
     h_t = a_t h_(t-1) + b_t, with h_(-1) = h0; "reverse" runs it from the end.
 
     Args:
-        a: decay, a float array or tile, or one that broadcasts to b.
-        b: drive, a float array or tile.
+        a: decay, an array, tile or number. a and b are both floats, or both integers
+            (which wrap); they broadcast as operands of `map` do.
+        b: drive, likewise.
         axis: the time axis.
-        h0: the state before the first step, of b's shape without the axis.
+        h0: the state before the first step, of h's shape without the axis.
         direction: "prefix" or "reverse" (also "suffix": the merge's sides swapped).
         policy: one of the five orders, or its name.
         implementation: None picks; a backend's name insists.
 
     Returns:
-        h, shaped like b.
+        h, of the shape that a and b broadcast to.
 
     Raises:
+        TileTypeError: one of a and b is a float and the other is not, or one is bool.
         PolicyError: h0 with `fold_right` (for suffixes `fold_left`), whose seed is at
             the far end.
         The errors of `scan`.
@@ -256,13 +261,12 @@ def _coefficient(value: Any, other: Any) -> Any:
     if is_tile(value):
         return value
     array = jnp.asarray(value)
-    if _is_weak(value) and not _is_weak(other) and array.dtype != bool:
-        sums = formats.accumulator(other.dtype)
-        if jnp.issubdtype(sums, jnp.floating) >= jnp.issubdtype(
-            array.dtype, jnp.floating
-        ):
-            return array.astype(sums)
-    return array
+    sums = formats.accumulator(jnp.result_type(getattr(other, "dtype", other)))
+    if bool in (array.dtype, sums) or not _is_weak(value):
+        return array
+    if jnp.issubdtype(array.dtype, jnp.floating) > jnp.issubdtype(sums, jnp.floating):
+        return array
+    return array.astype(sums)
 
 
 def _is_weak(value: Any) -> bool:

@@ -40,6 +40,33 @@ _X = np.ones((2, 3), np.float32)
         (dict(out_dtype="int64"), TileTypeError, "at most 32 bits while jax_enable"),
         (dict(out_dtype="float8_e5m2"), TileTypeError, "an arithmetic format"),
         (dict(acc_dtype="float8_e5m2"), TileTypeError, "an arithmetic format"),
+        (dict(axis=True), TileTypeError, "expected an integer axis or a Dim; got True"),
+        (dict(axis=np.arange(2)), TileTypeError, "expected an integer axis or a Dim"),
+        (dict(init="a"), TileTypeError, "expected arrays, tiles or numbers; got str"),
+        (dict(init={}), TileTypeError, "expected init like the state, float32; got {}"),
+        (
+            dict(init={"a": 1.0}),
+            TileTypeError,
+            "like the state, float32; got {a: float32",
+        ),
+        (dict(out_dtype=()), TileTypeError, r"out_dtype one dtype, or like the result"),
+        (
+            dict(out_dtype=["float16"]),
+            TileTypeError,
+            "out_dtype one dtype, or like the r",
+        ),
+        (
+            dict(acc_dtype=[]),
+            TileTypeError,
+            r"expected one of float16, .*got dtype \[\]",
+        ),
+        (dict(acc_dtype=3), TileTypeError, "expected one of float16, .*got dtype 3"),
+        (dict(implementation=[]), TileValueError, r"implementation in .*got \[\]"),
+        (
+            dict(implementation=""),
+            TileValueError,
+            "expected implementation in .*got ''",
+        ),
         (dict(implementation="cuda"), TileValueError, "expected implementation in"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
@@ -97,6 +124,47 @@ def test_a_merge_that_changes_the_state(op, merge, got):
     sentence = "expected odd's merge to return a state like its operands.*got.*"
     with pytest.raises(TileTypeError, match=sentence + got):
         op(jnp.asarray(_X), 1, reducer, policy="fold_left")
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [(jt.reduce, "keepdims"), (jt.scan, "exclusive"), (jt.scan, "return_final")],
+)
+def test_flags_are_bools(op, name):
+    for value in ("yes", 2, 0, None, np.ones(3, bool)):
+        with pytest.raises(
+            TileTypeError, match=f"^{op.__name__}: .*{name} to be True or"
+        ):
+            op(jnp.asarray(_X), 0, jt.add, **{name: value})
+    traced = jax.jit(lambda x, flag: op(x, 0, jt.add, **{name: flag}))
+    with pytest.raises(
+        TileTypeError, match=f"{name} to be True or.*got a traced value"
+    ):
+        traced(_X, True)
+    np.testing.assert_array_equal(
+        jax.tree.leaves(op(_X, 0, jt.add, **{name: np.bool_(True)}))[0],
+        jax.tree.leaves(op(_X, 0, jt.add, **{name: True}))[0],
+    )
+
+
+@_OPS
+def test_an_axis_that_is_traced(op):
+    with pytest.raises(
+        TileTypeError, match="an integer axis or a Dim; got a traced val"
+    ):
+        jax.jit(lambda x, axis: op(x, axis, jt.add))(_X, 1)
+
+
+def test_a_seed_in_the_structure_of_another_state():
+    with pytest.raises(TileTypeError, match=r"like the state, \(float32, int32\)"):
+        jt.reduce(_X, 0, jt.argmax, init={"index": 0, "value": 1.0})
+    value, index = jt.reduce(_X, 0, jt.argmax, init=[2.0, 7])
+    assert (float(value[0]), int(index[0])) == (2.0, 7)
+    for narrow in ((jnp.float16,), (jnp.float16, None, None), {"a": None}):
+        with pytest.raises(TileTypeError, match=r"like the result, \(float32, int32\)"):
+            jt.reduce(_X, 0, jt.argmax, out_dtype=narrow)
+    value, index = jt.reduce(_X, 0, jt.argmax, out_dtype=(jnp.float16, None))
+    assert (value.dtype, index.dtype) == (jnp.float16, jnp.int32)
 
 
 def test_reduce_axes():
@@ -164,6 +232,36 @@ def test_linear_recurrence_shapes():
         jt.linear_recurrence(a, jnp.ones((2, 4)), 1)
     with pytest.raises(TileShapeError, match="init that broadcasts"):
         jt.linear_recurrence(a, a, 1, jnp.ones(5))
+
+
+def test_linear_recurrence_operands():
+    x, ints, bools = jnp.ones(3), jnp.arange(3), jnp.ones(3, bool)
+    for a, b, sentence in [
+        (None, x, "expected arrays, tiles or numbers; got NoneType"),
+        (x, "a", "expected arrays, tiles or numbers; got str"),
+        (x, {"a": x}, "expected arrays, tiles or numbers; got dict"),
+        ([1.0], x, "expected arrays, tiles or numbers; got list"),
+        (ints, x, "a and b both floats, or both integers; got a int32 and b float32"),
+        (x, ints, "a and b both floats, or both integers; got a float32 and b int32"),
+        (0.5, ints, "both floats, or both integers; got a float32 and b int32"),
+        (bools, bools, "both floats, or both integers; got a bool and b bool"),
+        (True, x, "both floats, or both integers; got a bool and b float32"),
+        (x, jnp.ones(4), "shapes that broadcast"),
+    ]:
+        with pytest.raises((TileTypeError, TileShapeError), match=sentence) as caught:
+            jt.linear_recurrence(a, b, 0)
+        assert str(caught.value).startswith("linear_recurrence: ")
+    for h0, sentence in [
+        ("a", "linear_recurrence: expected arrays, tiles or numbers; got str"),
+        ((1.0,), "linear_recurrence: expected arrays, tiles or numbers; got tuple"),
+        (jnp.ones((), jnp.complex64), "linear_recurrence: expected one of float16"),
+    ]:
+        with pytest.raises(TileTypeError, match=sentence):
+            jt.linear_recurrence(x, x, 0, h0)
+    with pytest.raises(
+        TileValueError, match="linear_recurrence: expected direction in"
+    ):
+        jt.linear_recurrence(x, x, 0, direction=None)
 
 
 def test_seed_of_another_kind():
