@@ -77,7 +77,7 @@ def join(op: str, tiles: Sequence[Any]) -> tuple[Dim, ...] | None:
                         op,
                         expected=f"one size for dim {dim!r}",
                         got=f"{sizes[dim]} and {size}",
-                        way_out="Slice or pad with reindex so that the sizes agree; "
+                        way_out="Slice or pad one of the arrays so that the sizes agree; "
                         "size 1 does not stretch.",
                     )
                 )
@@ -89,8 +89,9 @@ def join(op: str, tiles: Sequence[Any]) -> tuple[Dim, ...] | None:
                 op,
                 expected="one operand whose dims contain every other's",
                 got=spelled,
-                way_out="Say what you mean with broadcast, reshape or reindex; dims "
-                "are identities, equal labels do not suffice.",
+                way_out="Say what you mean: broadcast, reshape or reindex one .array "
+                "with jax.numpy, and name its axes by jaxtile.tile; dims are "
+                "identities, equal labels do not suffice.",
             )
         )
     return widest
@@ -121,8 +122,7 @@ def placed(op: str, value: Any, joined: tuple[Dim, ...] | None) -> Any:
                 op,
                 expected="tiles and scalars",
                 got=f"a tile and an array of shape {np.shape(value)}",
-                way_out="Name its axes with jaxtile.tile(array, dims), or use "
-                "broadcast, reshape or reindex.",
+                way_out="Name its axes with jaxtile.tile(array, dims).",
             )
         )
     order = [value.dims.index(d) for d in joined if d in value.dims]

@@ -1,9 +1,9 @@
 """One table of number formats, and what each may be used for.
 
 *Arithmetic* formats add, reduce and scan. *Storage* formats (8 bits and below) load,
-store, move and decode exactly; they come only out of `quantize`, and arithmetic on them
-is an error that names the cast to write. E4M3FN, E4M3FNUZ and E5M2 are different
-formats, never interchangeable; there is no "float8_e4m3".
+store, move and decode exactly; `cast` does not make them, and arithmetic on them is an
+error that names the conversion to write. E4M3FN, E4M3FNUZ and E5M2 are different formats,
+never interchangeable; there is no "float8_e4m3".
 """
 
 from __future__ import annotations

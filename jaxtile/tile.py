@@ -277,7 +277,7 @@ def _check_index(dim: Dim, index: Any, size: int) -> None:
                 "Tile.at",
                 expected="an integer scalar for each dim",
                 got=f"{got if array else repr(index)} for {dim!r}",
-                way_out="Use reindex or gather for many coordinates at once.",
+                way_out="Index the tile's .array for many coordinates at once.",
             )
         )
     if isinstance(index, int | np.integer) and not 0 <= index < size:
