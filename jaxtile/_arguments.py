@@ -143,7 +143,7 @@ def _seed(op, spec: Spec, init: Any, shape, dims) -> list | None:
     if resume is not None and same_structure(init, result):
         given = jax.tree.unflatten(spec.result_tree, leaves)
         expected = f"{spec.reducer!r}'s resume to take its result"
-        state = attempt(op, expected, "Seed with a state.", resume, given)
+        state = attempt(op, lambda: (expected, "Seed with a state."), resume, given)
     wanted = jax.tree.unflatten(spec.state_tree, spec.states)
     if not same_structure(state, wanted):
         raise TileTypeError(

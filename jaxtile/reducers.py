@@ -105,6 +105,10 @@ def _meet_and_merge(merge: Callable, a: Any, b: Any) -> Any:
 
 
 def _meet(x: Any, y: Any) -> list:
+    if jnp.shape(x) == jnp.shape(y) and getattr(x, "dtype", 0) == getattr(
+        y, "dtype", 1
+    ):
+        return [x, y]
     dtype = jnp.result_type(x, y)
     return jnp.broadcast_arrays(jnp.asarray(x, dtype), jnp.asarray(y, dtype))
 

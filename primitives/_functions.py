@@ -28,12 +28,14 @@ IN_JAX = (
 )
 
 
-def attempt(op: str, expected: str, way_out: str, call: Callable, *args: Any) -> Any:
+def attempt(
+    op: str, tell: Callable[[], tuple[str, str]], call: Callable, *args: Any
+) -> Any:
     """`call(*args)`, its failure told as a refusal.
 
     Args:
         op: the op that asks, for the message.
-        expected, way_out: for the message.
+        tell: gives what was expected, and the way out; asked on failure only.
         call, *args: what to call.
 
     Returns:
@@ -49,6 +51,7 @@ def attempt(op: str, expected: str, way_out: str, call: Callable, *args: Any) ->
     except _MISFITS as error:
         lines = str(error).splitlines() or [""]
         got = f"{type(error).__name__}: {lines[0].rstrip('.')}"
+        expected, way_out = tell()
         raise TileTypeError(
             message(op, expected=expected, got=got, way_out=way_out)
         ) from error
@@ -74,15 +77,14 @@ def traced(
     """
     dtypes, tree = jax.tree.flatten(args)
     name = f"{reducer!r}'s {what}"
-    closed, out = attempt(
-        op,
-        f"{name} to take ({', '.join(map(spelled, args))})",
-        f"Give the elements the structure that {what} takes; {IN_JAX}.",
-        trace,
-        fn,
-        tree,
-        tuple(dtypes),
-    )
+
+    def tell():
+        return (
+            f"{name} to take ({', '.join(map(spelled, args))})",
+            f"Give the elements the structure that {what} takes; {IN_JAX}.",
+        )
+
+    closed, out = attempt(op, tell, trace, fn, tree, tuple(dtypes))
     require_pure(op, name, closed)
     _require_scalars(op, name, out)
     _require_constants(op, name, closed)

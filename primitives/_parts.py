@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -51,8 +50,6 @@ def _tuples(value: Any) -> Any:
     return value
 
 
-# Only success is kept: a refusal is told again at every call.
-@functools.lru_cache(maxsize=1024)
 def check_parts(op: str, spec: Any) -> None:
     """Refuse parts that do not fit the state.
 
@@ -90,7 +87,7 @@ def _check_constant(op: str, name: str, value: Any, state: Any) -> None:
         with jax.ensure_compile_time_eval():
             zeros = jax.tree.map(lambda d: jnp.zeros((), d), state)
             expected = f"{name} to be a function of a state's scalars"
-            value = attempt(op, expected, way_out, value, zeros)
+            value = attempt(op, lambda: (expected, way_out), value, zeros)
     fits = same_structure(value, state) and all(
         map(_holds, jax.tree.leaves(state), jax.tree.leaves(value))
     )

@@ -9,6 +9,7 @@ stays int16.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -206,25 +207,14 @@ def _lift_of(reducer: Reducer) -> Callable:
 
 def _accumulators(reducer, tree, raw, index, acc_dtype, op):
     if acc_dtype is not None:
-        formats.require_arithmetic(acc_dtype, op)
-        acc = formats.require_enabled(acc_dtype, op)
-        if acc.kind == "b":
-            raise TileTypeError(
-                message(
-                    op,
-                    expected="an accumulator that numbers fit",
-                    got="acc_dtype=bool",
-                    way_out="Use logical_or or logical_and to stay in bool.",
-                )
-            )
         kinds = {jnp.issubdtype(d, jnp.floating) for d in raw if d.kind != "b"}
         mixed = len(kinds) > 1
-        float_acc = jnp.issubdtype(acc, jnp.floating)
+        float_acc = jnp.issubdtype(acc_dtype, jnp.floating)
         return tuple(
             d
             if (d.kind == "b" and kinds)  # a flag beside numbers
             or (mixed and jnp.issubdtype(d, jnp.floating) != float_acc)
-            else acc
+            else acc_dtype
             for d in raw
         )
     closed, state = _trace_lift(reducer, tree, raw, index, op)
@@ -270,7 +260,30 @@ def make_spec(reducer: Reducer, tree, raw, acc_dtype, index, op: str) -> Spec:
     """
     for dtype in raw:
         formats.require_arithmetic(dtype, op)
-    index = index if reducer.indexed else None
+    if acc_dtype is not None:
+        acc_dtype = _stated_accumulator(acc_dtype, op)
+    raw, index = tuple(map(np.dtype, raw)), index if reducer.indexed else None
+    return _bound(reducer, tree, raw, acc_dtype, index, op, formats.x64_enabled())
+
+
+def _stated_accumulator(acc_dtype, op):
+    formats.require_arithmetic(acc_dtype, op)
+    acc = formats.require_enabled(acc_dtype, op)
+    if acc.kind == "b":
+        raise TileTypeError(
+            message(
+                op,
+                expected="an accumulator that numbers fit",
+                got="acc_dtype=bool",
+                way_out="Use logical_or or logical_and to stay in bool.",
+            )
+        )
+    return acc
+
+
+# Equal reducers bind alike. Only success is kept: a refusal is told at every call.
+@functools.lru_cache(maxsize=1024)
+def _bound(reducer, tree, raw, acc_dtype, index, op, x64):
     elements = _accumulators(reducer, tree, raw, index, acc_dtype, op)
     _, lifted = _trace_lift(reducer, tree, elements, index, op)
     leaves, state_tree = jax.tree.flatten(lifted)
@@ -292,7 +305,7 @@ def make_spec(reducer: Reducer, tree, raw, acc_dtype, index, op: str) -> Spec:
     spec = Spec(
         reducer,
         tree,
-        tuple(map(np.dtype, raw)),
+        raw,
         tuple(map(np.dtype, elements)),
         state_tree,
         states,

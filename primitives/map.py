@@ -92,7 +92,8 @@ def map_arrays(fn: Callable[..., Any], *args: Any, name: str = "map") -> Any:
         formats.require_arithmetic(v.dtype, name)
     shape = arrays[0].shape
     dtypes = tuple(v.dtype for v in arrays)
-    fits = functools.partial(attempt, name, *_expectation(name, leaves))
+    tell = functools.partial(_expectation, name, leaves)
+    fits = functools.partial(attempt, name, tell)
     if _keeps_no_array(fn, set()):
         order = jax.tree.structure(tuple(arrays))
         closed, out = fits(trace, call, order, dtypes)
