@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtile import formats
-from jaxtile._checks import as_array, integer
+from jaxtile._checks import as_array, integer, operand
 from jaxtile._jax_private import align_varying
 from jaxtile._join import placed, spell
 from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, message
 from jaxtile.primitives._functions import attempt, spelled
-from jaxtile.primitives._parts import same_structure
+from jaxtile.primitives._parts import holds, same_structure
 from jaxtile.primitives._scalar import convert
 from jaxtile.primitives._spec import Spec, make_spec
 from jaxtile.reducers import Reducer
@@ -122,8 +122,8 @@ def _by_dims(op: str, what: str, value: Any, dims) -> jax.Array:
         raise TileShapeError(
             message(
                 op,
-                expected=f"{what} an array, or a tile of dims among "
-                f"{spell(dims) if dims else 'a tile x'}",
+                expected=f"{what} an array"
+                + ("" if dims is None else f", or a tile of dims among {spell(dims)}"),
                 got=f"a tile of {spell(value.dims)}",
                 way_out="Name the axes of x with jaxtile.tile, or pass the tile's .array.",
             )
@@ -136,8 +136,8 @@ def _seed(op, spec: Spec, init: Any, shape, dims) -> list | None:
     if init is None:
         return None
     leaves, tree = jax.tree.flatten(init, is_leaf=is_tile)
-    leaves = [_by_dims(op, "init", leaf, dims) for leaf in leaves]
-    init = jax.tree.unflatten(tree, leaves)
+    leaves = [v if _is_number(v) else _by_dims(op, "init", v, dims) for v in leaves]
+    init = jax.tree.unflatten(tree, [operand(op, v) for v in leaves])
     resume, state = spec.reducer.resume, init
     result = jax.tree.unflatten(spec.result_tree, spec.results)
     if resume is not None and same_structure(init, result):
@@ -159,15 +159,27 @@ def _seed(op, spec: Spec, init: Any, shape, dims) -> list | None:
     return [_seed_leaf(op, leaf, dtype, shape) for leaf, dtype in pairs]
 
 
-def _seed_leaf(op, array, dtype, shape):
-    number = array.ndim == 0 and jnp.issubdtype(array.dtype, jnp.integer)
-    fits = np.can_cast(array.dtype, dtype, "same_kind")
-    if not fits and not (number and jnp.issubdtype(dtype, jnp.floating)):
+def _is_number(value: Any) -> bool:
+    """A number without a precision of its own, which counts by its value."""
+    return isinstance(value, bool | int | float | np.integer)
+
+
+def _seed_leaf(op, value, dtype, shape):
+    if _is_number(value):
+        fits, got = holds(dtype, value), str(value)
+        array = jnp.asarray(value if fits else 0, dtype)
+    else:
+        array = as_array(op, value)
+        got = array.dtype.name
+        fits = jnp.promote_types(array.dtype, dtype) == dtype or (
+            array.weak_type and np.can_cast(array.dtype, dtype, "same_kind")
+        )
+    if not fits:
         raise TileTypeError(
             message(
                 op,
                 expected=f"init of dtype {dtype.name}",
-                got=array.dtype.name,
+                got=got,
                 way_out="Cast init, or state acc_dtype=.",
             )
         )

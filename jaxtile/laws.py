@@ -110,7 +110,7 @@ def _states(reducer: Reducer, examples: Sequence) -> tuple[Spec, list]:
                 way_out="Pass jaxtile.add, or jaxtile.Reducer(merge=...).",
             )
         )
-    many = isinstance(examples, Sequence) and not isinstance(examples, str)
+    many = hasattr(examples, "__iter__") and not isinstance(examples, str)
     trees = [jax.tree.flatten(e) for e in examples] if many else []
     if not trees or any(tree != trees[0][1] for _, tree in trees):
         raise TileTypeError(
@@ -118,7 +118,7 @@ def _states(reducer: Reducer, examples: Sequence) -> tuple[Spec, list]:
                 "check_laws",
                 expected="at least one example, all of one structure",
                 got=f"{len(trees)} examples" if many else repr(examples),
-                way_out="Pass elements such as reduce would take.",
+                way_out="Pass a list of elements such as reduce would take.",
             )
         )
     leaves = [_batch(v) for v in zip(*(t[0] for t in trees), strict=True)]

@@ -47,7 +47,8 @@ def reduce(
         axis: an integer axis or `Dim`, several, or None for all. Several are taken in
             lexicographic order of the array's axes.
         reducer: how elements combine; see `jaxtile.catalogue`.
-        init: a seed state for every fibre, used exactly once.
+        init: a seed state for every fibre, used exactly once. A number counts by its
+            value; an array keeps its precision, so it must not be wider than the state.
         where: a bool mask; masked elements are skipped whatever they hold. A tile goes by
             its dims, as for init.
         policy: one of the five orders, or its name.

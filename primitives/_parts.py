@@ -32,7 +32,7 @@ def check_stable(op: str, reducer: Any, what: str, state: Any, out: Any) -> None
                 expected=f"{reducer!r}'s {what} to return a state like its operands, "
                 f"{spelled(state)}",
                 got=spelled(out),
-                way_out=f"Cast inside {what}, or lift the element to the state's dtypes.",
+                way_out=f"Convert the elements first, or cast inside {what}.",
             )
         )
 
@@ -89,7 +89,7 @@ def _check_constant(op: str, name: str, value: Any, state: Any) -> None:
             expected = f"{name} to be a function of a state's scalars"
             value = attempt(op, lambda: (expected, way_out), value, zeros)
     fits = same_structure(value, state) and all(
-        map(_holds, jax.tree.leaves(state), jax.tree.leaves(value))
+        map(holds, jax.tree.leaves(state), jax.tree.leaves(value))
     )
     if not fits:
         raise TileTypeError(
@@ -102,8 +102,8 @@ def _check_constant(op: str, name: str, value: Any, state: Any) -> None:
         )
 
 
-def _holds(dtype: np.dtype, value: Any) -> bool:
-    """True if a constant of the state's dtype has the value; floats may round it."""
+def holds(dtype: np.dtype, value: Any) -> bool:
+    """True if a constant is a number that the dtype has; floats may round it."""
     if isinstance(value, Tracer) or isinstance(value, str) or np.ndim(value) != 0:
         return False
     host = np.asarray(value)

@@ -266,10 +266,33 @@ def test_linear_recurrence_operands():
 
 def test_seed_of_another_kind():
     x = jnp.ones(3, jnp.int32)
-    with pytest.raises(
-        TileTypeError, match="expected init of dtype int32; got float32"
-    ):
+    with pytest.raises(TileTypeError, match="expected init of dtype int32; got 0.5"):
         jt.reduce(x, 0, jt.add, init=0.5)
+    for dtype, seed, got in [
+        (jnp.int8, 300, "300"),
+        (jnp.int8, np.int32(3), None),
+        (jnp.int8, jnp.int32(3), "int32"),
+        (jnp.uint8, -1, "-1"),
+        (jnp.uint8, 255, None),
+        (bool, 1, None),
+        (bool, 2, "2"),
+        (jnp.bfloat16, jnp.float32(1.001), "float32"),
+        (jnp.bfloat16, np.float32(1.001), "float32"),
+        (jnp.bfloat16, 0.5, None),
+        (jnp.bfloat16, np.float64(0.5), None),
+        (jnp.float32, jnp.bfloat16(0.5), None),
+        (jnp.float32, 7, None),
+    ]:
+        x = jnp.zeros(3, dtype)
+        if got is None:
+            value = jt.reduce(x, 0, jt.maximum, init=seed)
+            assert value.dtype == dtype
+            assert float(value) == float(seed)
+        else:
+            with pytest.raises(
+                TileTypeError, match=f"init of dtype .*; got {got}. Cast"
+            ):
+                jt.reduce(x, 0, jt.maximum, init=seed)
     half = jnp.ones(3, jnp.float16)
     with pytest.raises(TileTypeError, match="expected init of dtype float16; got bfl"):
         jt.reduce(half, 0, jt.maximum, init=jnp.bfloat16(1))
