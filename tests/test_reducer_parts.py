@@ -106,7 +106,7 @@ def test_functions_that_do_not_fit(what, fn, sentence):
 )
 def test_functions_that_change_the_state(what, fn, got):
     parts = {"merge": _plus, "identity": 0.0} | {what: fn}
-    sentence = f"{what} to return a state like its operands, float32; got {got}. Cast"
+    sentence = f"{what} to return a state like its operands, float32; got {got}. Conv"
     with pytest.raises(TileTypeError, match=sentence):
         _total(policy="fold_left", **parts)
 

@@ -47,7 +47,7 @@ _X = np.ones((2, 3), np.float32)
         (
             dict(init={"a": 1.0}),
             TileTypeError,
-            "like the state, float32; got {a: float32",
+            "like the state, float32; got {a: 1.0",
         ),
         (dict(out_dtype=()), TileTypeError, r"out_dtype one dtype, or like the result"),
         (
