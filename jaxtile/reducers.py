@@ -43,6 +43,9 @@ class Laws:
         identity: the reducer's identity is neutral on both sides.
         provenance: who says so.
 
+    Raises:
+        TileTypeError: a law is not a bool.
+
     Example:
         >>> import jaxtile as jt
         >>> jt.Laws(associative=True).commutative

@@ -106,7 +106,7 @@ def holds(dtype: np.dtype, value: Any) -> bool:
     """True if a constant is a number that the dtype has; floats may round it."""
     if isinstance(value, Tracer) or isinstance(value, str) or np.ndim(value) != 0:
         return False
-    host = np.asarray(value)
+    host = np.asarray(jax.device_get(value))
     if host.dtype.kind == "b" or jnp.issubdtype(host.dtype, jnp.integer):
         number = int(host)
     elif jnp.issubdtype(host.dtype, jnp.floating):
