@@ -82,24 +82,40 @@ def check_parts(op: str, spec: Any) -> None:
 
 
 def _check_constant(op: str, name: str, value: Any, state: Any) -> None:
-    way_out = "Give one number for each leaf of the state, or a function of a state."
+    fits, got = _holds_each, value
     if callable(value):
-        with jax.ensure_compile_time_eval():
-            zeros = jax.tree.map(lambda d: jnp.zeros((), d), state)
-            expected = f"{name} to be a function of a state's scalars"
-            value = attempt(op, lambda: (expected, way_out), value, zeros)
-    fits = same_structure(value, state) and all(
-        map(holds, jax.tree.leaves(state), jax.tree.leaves(value))
-    )
-    if not fits:
+        fits, got = _converts_each, _shapes_of(op, name, value, state)
+    if not (same_structure(got, state) and fits(state, got)):
         raise TileTypeError(
             message(
                 op,
                 expected=f"{name} to be a constant state, {spelled(state)}",
-                got=repr(value),
-                way_out=way_out,
+                got=repr(got) if got is value else spelled(got),
+                way_out=_CONSTANT,
             )
         )
+
+
+_CONSTANT = "Give one number for each leaf of the state, or a function of a state."
+
+
+def _shapes_of(op: str, name: str, fn: Any, state: Any) -> Any:
+    """What a function of a state returns; traced, since no value exists in shard_map."""
+    like = jax.tree.map(lambda d: jax.ShapeDtypeStruct((), d), state)
+    expected = f"{name} to be a function of a state's scalars"
+    return attempt(op, lambda: (expected, _CONSTANT), jax.eval_shape, fn, like)
+
+
+def _holds_each(state: Any, value: Any) -> bool:
+    return all(map(holds, jax.tree.leaves(state), jax.tree.leaves(value)))
+
+
+def _converts_each(state: Any, shapes: Any) -> bool:
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(shapes), strict=True)
+    return all(
+        v.shape == () and (v.dtype == d or np.can_cast(v.dtype, d, "same_kind"))
+        for d, v in pairs
+    )
 
 
 def holds(dtype: np.dtype, value: Any) -> bool:

@@ -122,8 +122,9 @@ def test_functions_that_change_the_state(what, fn, got):
         (FLOATS, jnp.zeros(3), "Array"),
         (FLOATS, 1j, "1j"),
         (FLOATS, lambda state: None, "None"),
-        (FLOATS, lambda state: "a", "'a'"),
-        (FLOATS, lambda state: (state, state), r"\(Array"),
+        (FLOATS, lambda state: (state, state), r"\(float32, float32\)"),
+        (FLOATS, lambda state: jnp.zeros(3), "float32"),
+        (INTS, lambda state: 0.5, "float32"),
         (INTS, 0.5, "0.5"),
         (INTS, -np.inf, "-inf"),
         (INTS, np.nan, "nan"),
@@ -150,8 +151,30 @@ def test_an_identity_may_round_and_may_be_of_another_container():
     assert int(_total(INTS, identity=0.0)) == 3
     with pytest.raises(TileTypeError, match="identity to be a function of a state's"):
         _total(identity=lambda: 0.0)
+    with pytest.raises(TileTypeError, match="identity to be a function of a state's"):
+        _total(identity=lambda state: "a")
     with pytest.raises(TileTypeError, match="expected Reducer.*'s identity.*got 'a'"):
         _total(identity="a")
+    narrow = jt.Reducer(_plus, identity=lambda state: jnp.float32(0), laws=LAWS)
+    got = jt.reduce(FLOATS, 0, narrow, acc_dtype=jnp.bfloat16, where=KEEP)
+    assert (float(got), got.dtype) == (2.0, jnp.bfloat16)
+
+
+def test_a_reducer_is_bound_inside_shard_map():
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.PartitionSpec("i")
+    pair = jt.Reducer(
+        lambda a, b: (a[0] + b[0], a[1] + b[1]),
+        identity=lambda s: (jnp.zeros_like(s[0]), jnp.zeros_like(s[1])),
+        lift=lambda v: (v, v * v),
+        laws=LAWS,
+    )
+    x = jnp.arange(16.0).reshape(8, 2)
+    each = jax.shard_map(
+        lambda v: jt.reduce(v, 1, pair)[1], mesh=mesh, in_specs=rows, out_specs=rows
+    )
+    want = (np.arange(16.0).reshape(8, 2) ** 2).sum(1)
+    np.testing.assert_array_equal(each(x), want)
 
 
 def test_an_identity_that_is_traced():
