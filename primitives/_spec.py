@@ -263,7 +263,8 @@ def make_spec(reducer: Reducer, tree, raw, acc_dtype, index, op: str) -> Spec:
     if acc_dtype is not None:
         acc_dtype = _stated_accumulator(acc_dtype, op)
     raw, index = tuple(map(np.dtype, raw)), index if reducer.indexed else None
-    return _bound(reducer, tree, raw, acc_dtype, index, op, formats.x64_enabled())
+    spec = _bound(reducer, tree, raw, acc_dtype, index, op, formats.x64_enabled())
+    return spec if spec.reducer is reducer else replace(spec, reducer=reducer)
 
 
 def _stated_accumulator(acc_dtype, op):
