@@ -160,8 +160,8 @@ def _seed(op, spec: Spec, init: Any, shape, dims) -> list | None:
 
 
 def _is_number(value: Any) -> bool:
-    """A number without a precision of its own, which counts by its value."""
-    return isinstance(value, bool | int | float | np.integer)
+    """A Python or NumPy scalar, which counts by its value."""
+    return isinstance(value, bool | int | float | np.integer | np.floating)
 
 
 def _seed_leaf(op, value, dtype, shape):
