@@ -148,7 +148,7 @@ def _scans() -> list[Case]:
 
     top = {"lax.cummax": lambda x: lax.cummax(x, 1)}
     lse = {"lax.cumlogsumexp": lambda x: lax.cumlogsumexp(x, 1)}
-    wide = dict(bound=1e-2)
+    wide: dict[str, Any] = dict(bound=1e-2)
     found = [
         Case("scan add, rows", (ROWS,), _scan(1, jt.add), cumsum(1), 3.0, 2, torch(1),
              **wide),
@@ -166,7 +166,9 @@ def _scans() -> list[Case]:
     shape = (8, 4096, 2048)
     both = {"associative_scan": _associative}
     slope = {"associative_scan": _gradient(_associative)}
-    decay = dict(draw=lambda key, s: jax.random.uniform(key, s, minval=-1.0))
+    decay: dict[str, Any] = dict(
+        draw=lambda key, s: jax.random.uniform(key, s, minval=-1.0)
+    )
     found += [
         Case("linear_recurrence", (shape, shape), _recurrence, both, 3.0, 3, **decay),
         Case("its gradient", (shape, shape), _gradient(_recurrence), slope, 2.5, 6,

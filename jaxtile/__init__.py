@@ -31,8 +31,6 @@ from jaxtile.catalogue import minimum as minimum
 from jaxtile.catalogue import minimum_number as minimum_number
 from jaxtile.catalogue import multiply as multiply
 from jaxtile.composite import Moments as Moments
-from jaxtile.composite import affine as affine
-from jaxtile.composite import matrix_affine as matrix_affine
 from jaxtile.composite import product as product
 from jaxtile.composite import segmented as segmented
 from jaxtile.composite import welford as welford
@@ -66,6 +64,8 @@ from jaxtile.explain import explain as explain
 from jaxtile.explain import support_table as support_table
 from jaxtile.explain import supports as supports
 from jaxtile.laws import check_laws as check_laws
+from jaxtile.recurrences import affine as affine
+from jaxtile.recurrences import matrix_affine as matrix_affine
 from jaxtile.reducers import Laws as Laws
 from jaxtile.reducers import Provenance as Provenance
 from jaxtile.reducers import Reducer as Reducer

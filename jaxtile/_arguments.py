@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,18 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtile import formats
+from jaxtile._checks import as_array, integer, operand
 from jaxtile._jax_private import align_varying
+from jaxtile._join import placed, spell
+from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, message
+from jaxtile.primitives._functions import attempt, spelled
+from jaxtile.primitives._parts import holds, same_structure
 from jaxtile.primitives._scalar import convert
 from jaxtile.primitives._spec import Spec, make_spec
 from jaxtile.reducers import Reducer
 from jaxtile.tile import Tile
-
-
-def is_tile(value: Any) -> bool:
-    """True for tiles."""
-    return isinstance(value, Tile)
 
 
 def _untile(op: str, x: Any):
@@ -44,24 +43,10 @@ def _untile(op: str, x: Any):
     return jax.tree.map(lambda t: t.array, x, is_leaf=is_tile), dims
 
 
-def _asarray(op: str, leaf: Any) -> jax.Array:
-    try:
-        return jnp.asarray(leaf)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TileTypeError(
-            message(
-                op,
-                expected="arrays, numbers or tiles",
-                got=f"{type(leaf).__name__} ({error})",
-                way_out="Pass arrays, or a pytree of them as the element.",
-            )
-        ) from error
-
-
 def _arrays(op: str, leaves: Sequence) -> list:
     out = []
     for leaf in leaves:
-        array = _asarray(op, leaf)
+        array = as_array(op, leaf)
         formats.require_arithmetic(array.dtype, op)
         out.append(array)
     if not out:
@@ -83,17 +68,8 @@ def _one_axis(op: str, axis: Any, ndim: int, dims) -> int:
                 )
             )
         return dims.index(axis)
-    try:
-        place = operator.index(axis)
-    except TypeError as error:
-        raise TileTypeError(
-            message(
-                op,
-                expected="an integer axis or a Dim",
-                got=repr(axis),
-                way_out="Name the axis to work along.",
-            )
-        ) from error
+    way_out = "Name the axis to work along."
+    place = integer(op, "an integer axis or a Dim", axis, way_out)
     if not -ndim <= place < ndim:
         raise TileShapeError(
             message(
@@ -138,39 +114,72 @@ def _spec(op, reducer, tree, arrays, axes, acc_dtype) -> Spec:
     return make_spec(reducer, tree, [v.dtype for v in arrays], acc_dtype, index, op)
 
 
-def _seed(op, spec: Spec, init: Any, shape) -> list | None:
+def _by_dims(op: str, what: str, value: Any, dims) -> jax.Array:
+    """An argument beside the elements: a tile goes by its dims, an array by its axes."""
+    if not is_tile(value):
+        return as_array(op, value)
+    if dims is None or not set(value.dims) <= set(dims):
+        raise TileShapeError(
+            message(
+                op,
+                expected=f"{what} an array"
+                + ("" if dims is None else f", or a tile of dims among {spell(dims)}"),
+                got=f"a tile of {spell(value.dims)}",
+                way_out="Name the axes of x with jaxtile.tile, or pass the tile's .array.",
+            )
+        )
+    return placed(op, value, dims)
+
+
+def _seed(op, spec: Spec, init: Any, shape, dims) -> list | None:
     """Seed leaves of the fibres' shape in the state's dtypes."""
     if init is None:
         return None
-    init = jax.tree.map(lambda v: v.array if is_tile(v) else v, init, is_leaf=is_tile)
-    leaves, tree = jax.tree.flatten(init)
-    if spec.reducer.resume is not None and len(leaves) == len(spec.results):
-        state = spec.reducer.resume(jax.tree.unflatten(spec.result_tree, leaves))
-        leaves, tree = jax.tree.flatten(state)
-    if tree != spec.state_tree and len(leaves) != len(spec.states):
+    leaves, tree = jax.tree.flatten(init, is_leaf=is_tile)
+    leaves = [v if _is_number(v) else _by_dims(op, "init", v, dims) for v in leaves]
+    init = jax.tree.unflatten(tree, [operand(op, v) for v in leaves])
+    resume, state = spec.reducer.resume, init
+    result = jax.tree.unflatten(spec.result_tree, spec.results)
+    if resume is not None and same_structure(init, result):
+        given = jax.tree.unflatten(spec.result_tree, leaves)
+        expected = f"{spec.reducer!r}'s resume to take its result"
+        state = attempt(op, lambda: (expected, "Seed with a state."), resume, given)
+    wanted = jax.tree.unflatten(spec.state_tree, spec.states)
+    if not same_structure(state, wanted):
         raise TileTypeError(
             message(
                 op,
-                expected=f"init like the state, {spec.state_tree}",
-                got=str(tree),
+                expected=f"init like the state, {spelled(wanted)}",
+                got=spelled(init),
                 way_out="Seed with a state: what return_final gives, or the identity's "
                 "structure.",
             )
         )
-    pairs = zip(leaves, spec.states, strict=True)
+    pairs = zip(jax.tree.leaves(state), spec.states, strict=True)
     return [_seed_leaf(op, leaf, dtype, shape) for leaf, dtype in pairs]
 
 
-def _seed_leaf(op, leaf, dtype, shape):
-    array = _asarray(op, leaf)
-    number = array.ndim == 0 and jnp.issubdtype(array.dtype, jnp.integer)
-    fits = np.can_cast(array.dtype, dtype, "same_kind")
-    if not fits and not (number and jnp.issubdtype(dtype, jnp.floating)):
+def _is_number(value: Any) -> bool:
+    """A Python or NumPy scalar, which counts by its value."""
+    return isinstance(value, bool | int | float | np.integer | np.floating)
+
+
+def _seed_leaf(op, value, dtype, shape):
+    if _is_number(value):
+        fits, got = holds(dtype, value), str(value)
+        array = jnp.asarray(value if fits else 0, dtype)
+    else:
+        array = as_array(op, value)
+        got = array.dtype.name
+        fits = jnp.promote_types(array.dtype, dtype) == dtype or (
+            array.weak_type and np.can_cast(array.dtype, dtype, "same_kind")
+        )
+    if not fits:
         raise TileTypeError(
             message(
                 op,
                 expected=f"init of dtype {dtype.name}",
-                got=array.dtype.name,
+                got=got,
                 way_out="Cast init, or state acc_dtype=.",
             )
         )
@@ -187,10 +196,10 @@ def _seed_leaf(op, leaf, dtype, shape):
         ) from error
 
 
-def _mask(op, where: Any, shape):
+def _mask(op, where: Any, shape, dims):
     if where is None:
         return None
-    mask = _asarray(op, where.array if is_tile(where) else where)
+    mask = _by_dims(op, "where", where, dims)
     try:
         return jnp.broadcast_to(mask, shape)
     except ValueError as error:
@@ -209,26 +218,35 @@ def out_dtypes(op, spec: Spec, out_dtype: Any) -> tuple:
     if out_dtype is None:
         return spec.results
     leaves, tree = jax.tree.flatten(out_dtype, is_leaf=lambda v: v is None)
-    for leaf in leaves:
-        if leaf is not None:
-            formats.require_arithmetic(leaf, op)
-    if tree == spec.result_tree and len(leaves) > 1:
+    if tree == jax.tree.structure(0):
+        one = len(spec.results) == 1
+        wanted = [
+            out_dtype if one or _kind(op, r) == _kind(op, out_dtype) else r
+            for r in spec.results
+        ]
+    elif tree == spec.result_tree:
         wanted = [
             r if d is None else d for d, r in zip(leaves, spec.results, strict=True)
         ]
     else:
-        wanted = [
-            out_dtype if _kind(r) == _kind(out_dtype) or len(spec.results) == 1 else r
-            for r in spec.results
-        ]
+        result = jax.tree.unflatten(spec.result_tree, spec.results)
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"out_dtype one dtype, or like the result, {spelled(result)}",
+                got=repr(out_dtype),
+                way_out="None in a place keeps the accumulator's dtype there.",
+            )
+        )
     for dtype in wanted:
         formats.require_arithmetic(dtype, op)
-        formats.require_enabled(dtype, op)
-    return tuple(np.dtype(d) for d in wanted)
+    return tuple(formats.require_enabled(d, op) for d in wanted)
 
 
-def _kind(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(np.dtype(dtype), jnp.floating))
+def _kind(op: str, dtype: Any) -> bool:
+    return bool(
+        jnp.issubdtype(formats.require_arithmetic(dtype, op).dtype, jnp.floating)
+    )
 
 
 def parts(op, x, axis, reducer, init, where, acc_dtype, one_axis):
@@ -253,9 +271,10 @@ def parts(op, x, axis, reducer, init, where, acc_dtype, one_axis):
             )
     axes = _axes(op, axis, len(shape), dims)
     spec = _spec(op, reducer, tree, arrays, axes, acc_dtype)
-    kept = tuple(s for d, s in enumerate(shape) if d not in axes)
-    seed = _seed(op, spec, init, kept)
-    mask = _mask(op, where, shape)
+    kept = [d for d in range(len(shape)) if d not in axes]
+    fibres = None if dims is None else tuple(dims[d] for d in kept)
+    seed = _seed(op, spec, init, tuple(shape[d] for d in kept), fibres)
+    mask = _mask(op, where, shape, dims)
     aligned = align_varying(
         [*arrays, *(seed or ()), *(() if mask is None else (mask,))]
     )

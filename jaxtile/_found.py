@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import Jaxpr
 
 from jaxtile.pallas_lowering import NAMES
 from jaxtile.primitives import _scalar
@@ -45,17 +45,8 @@ def find(jaxpr: Jaxpr, place: str = ARRAY, times: int = 1) -> Iterator[Found]:
             yield Found(eqn, place, times)
             continue
         inside = _place(eqn) or place
-        for inner in _inner(eqn.params):
+        for inner in _scalar.inner_jaxprs(eqn):
             yield from find(inner, inside, times * _trips(eqn))
-
-
-def _inner(params: dict) -> Iterator[Jaxpr]:
-    for value in params.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, Jaxpr):
-                yield item
 
 
 def _trips(eqn) -> int:

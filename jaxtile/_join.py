@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtile._operators import Operators, is_operand
+from jaxtile._checks import operand
+from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
-from jaxtile.errors import TileShapeError, TileTypeError, message
+from jaxtile.errors import TileShapeError, message
 from jaxtile.primitives.map import map_arrays
 
 
@@ -34,11 +35,6 @@ def distinct(op: str, dims: Sequence[Dim]) -> None:
         )
 
 
-def is_tile(value: Any) -> bool:
-    """True for a tile: the leaf test of pytrees of tiles."""
-    return isinstance(value, Operators)
-
-
 def lift_arrays(op: str, fn: Callable[..., Any], *values: Any) -> tuple[Any, Any]:
     """`fn` of pytrees of tiles, arrays and Python scalars, as one elementwise op.
 
@@ -46,26 +42,20 @@ def lift_arrays(op: str, fn: Callable[..., Any], *values: Any) -> tuple[Any, Any
     Returns the pytree of arrays, and the joined dims or None.
     """
     leaves, tree = jax.tree.flatten(values, is_leaf=is_tile)
-    for leaf in leaves:
-        if not is_operand(leaf):
-            raise TileTypeError(
-                message(
-                    op,
-                    expected="tiles, arrays and Python scalars",
-                    got=type(leaf).__name__,
-                    way_out="Convert it with jnp.asarray.",
-                )
-            )
-    if all(isinstance(leaf, bool | int | float) for leaf in leaves):
-        leaves = [jnp.asarray(leaf) for leaf in leaves]
-    dims = join(op, [leaf for leaf in leaves if is_tile(leaf)])
-    arrays = [_placed(op, leaf, dims) for leaf in leaves]
-    shape = _broadcast_shape(op, arrays)
-    arrays = [
-        v if is_constant(v) else jnp.broadcast_to(v, shape)
-        for v in _settle_weak(arrays)
-    ]
+    leaves = [operand(op, leaf) for leaf in leaves]
+    if leaves and all(map(is_constant, leaves)):
+        leaves[0] = jnp.asarray(leaves[0])
+    arrays, dims = meet(op, leaves)
     return map_arrays(fn, *jax.tree.unflatten(tree, arrays), name=op), dims
+
+
+def meet(op: str, leaves: Sequence[Any]) -> tuple[list, tuple[Dim, ...] | None]:
+    """Operands as arrays of one shape, and their joined dims; numbers stay numbers."""
+    dims = join(op, [leaf for leaf in leaves if is_tile(leaf)])
+    arrays = [placed(op, leaf, dims) for leaf in leaves]
+    shape = _broadcast_shape(op, arrays)
+    settled = _settle_weak(arrays)
+    return [v if is_constant(v) else jnp.broadcast_to(v, shape) for v in settled], dims
 
 
 def is_constant(value: Any) -> bool:
@@ -87,7 +77,7 @@ def join(op: str, tiles: Sequence[Any]) -> tuple[Dim, ...] | None:
                         op,
                         expected=f"one size for dim {dim!r}",
                         got=f"{sizes[dim]} and {size}",
-                        way_out="Slice or pad with reindex so that the sizes agree; "
+                        way_out="Slice or pad one of the arrays so that the sizes agree; "
                         "size 1 does not stretch.",
                     )
                 )
@@ -99,8 +89,9 @@ def join(op: str, tiles: Sequence[Any]) -> tuple[Dim, ...] | None:
                 op,
                 expected="one operand whose dims contain every other's",
                 got=spelled,
-                way_out="Say what you mean with broadcast, reshape or reindex; dims "
-                "are identities, equal labels do not suffice.",
+                way_out="Say what you mean: broadcast, reshape or reindex one .array "
+                "with jax.numpy, and name its axes by jaxtile.tile; dims are "
+                "identities, equal labels do not suffice.",
             )
         )
     return widest
@@ -119,7 +110,7 @@ def check_rank(op: str, t: Any) -> None:
         )
 
 
-def _placed(op: str, value: Any, joined: tuple[Dim, ...] | None) -> Any:
+def placed(op: str, value: Any, joined: tuple[Dim, ...] | None) -> Any:
     """The operand's array with its axes in the order of the joined dims."""
     if is_constant(value):
         return value
@@ -131,8 +122,7 @@ def _placed(op: str, value: Any, joined: tuple[Dim, ...] | None) -> Any:
                 op,
                 expected="tiles and scalars",
                 got=f"a tile and an array of shape {np.shape(value)}",
-                way_out="Name its axes with jaxtile.tile(array, dims), or use "
-                "broadcast, reshape or reindex.",
+                way_out="Name its axes with jaxtile.tile(array, dims).",
             )
         )
     order = [value.dims.index(d) for d in joined if d in value.dims]

@@ -9,8 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxtile._operators import is_operand
-from jaxtile.errors import TileTypeError, message
+from jaxtile._checks import arguments, operand
 from jaxtile.tile import lift
 
 _SHARED = """
@@ -22,7 +21,8 @@ Returns:
     An array, or a `Tile` where an operand is one.
 
 Raises:
-    TileTypeError: an operand is none of these, or has a storage format.
+    TileTypeError: an operand is none of these, has a format that the function does not
+        take, or has 64 bits while jax_enable_x64 is off.
     TileShapeError: the shapes or dims do not broadcast.
 
 Example:"""
@@ -31,18 +31,9 @@ FLOATS = " Integers count as the default float."
 ORDERED = " Any real format."
 
 
-def require_operands(op: str, *values: Any) -> None:
-    """Refuse what is neither array, tile nor scalar."""
-    for value in values:
-        if not is_operand(value):
-            raise TileTypeError(
-                message(
-                    op,
-                    expected="arrays, tiles or Python scalars",
-                    got=type(value).__name__,
-                    way_out="Convert it with jnp.asarray.",
-                )
-            )
+def lift_operands(op: str, fn: Callable[..., Any], *values: Any) -> Any:
+    """`fn` of operands that are no pytrees, as one elementwise op."""
+    return lift(op, fn, *(operand(op, value) for value in values))
 
 
 def _documented(doc: str, args: str, kinds: str) -> str:
@@ -58,9 +49,8 @@ def lifted(kinds: str = "") -> Callable[[Callable], Callable]:
 
         @functools.wraps(fn)
         def wrapper(*args, **named):
-            values = signature.bind(*args, **named).args
-            require_operands(fn.__name__, *values)
-            return lift(fn.__name__, fn, *values)
+            values = arguments(fn.__name__, fn, args, named)
+            return lift_operands(fn.__name__, fn, *values)
 
         wrapper.__doc__ = _documented(
             fn.__doc__, ", ".join(signature.parameters), kinds

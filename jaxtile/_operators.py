@@ -12,6 +12,11 @@ import numpy as np
 from jaxtile.errors import TileTypeError, message
 
 
+def is_tile(value: Any) -> bool:
+    """True for a tile: the leaf test of pytrees of tiles."""
+    return isinstance(value, Operators)
+
+
 def is_operand(value: Any) -> bool:
     """True for what a lifted function takes: tiles, arrays, Python scalars."""
     kinds = (Operators, jax.Array, np.ndarray, np.generic, bool, int, float)
@@ -49,8 +54,8 @@ def _refuse_matmul(self, other):
             "@",
             expected="an elementwise operator",
             got="a matrix product of tiles",
-            way_out="Write jaxtile.mma(a, b, c) or jaxtile.matmul(a, b), which state "
-            "the contraction and its accumulator.",
+            way_out="Write jnp.matmul of the .array of both, and jaxtile.tile of the "
+            "result; jaxtile.mma, which states the accumulator, is not in this release.",
         )
     )
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from jaxtile._lifted import FLOATS, ORDERED, inexact, lifted, once, require_operands
-from jaxtile.tile import lift
+from jaxtile._checks import flag
+from jaxtile._lifted import FLOATS, ORDERED, inexact, lift_operands, lifted, once
 
 
 @lifted(FLOATS)
@@ -76,13 +76,14 @@ def gelu(x: Any, approximate: bool = True) -> Any:
         An array, or a `Tile` where x is one.
 
     Raises:
-        TileTypeError: x is none of these, or has a storage format.
+        TileTypeError: x is none of these, or has a storage format; approximate is not
+            a bool.
 
     Example:
         >>> import jaxtile as jt
         >>> print(jt.gelu(0.0))
         0.0
     """
-    require_operands("gelu", x)
+    approximate = flag("gelu", "approximate", approximate)
     fn = functools.partial(jax.nn.gelu, approximate=approximate)
-    return lift("gelu", functools.partial(once, fn), x)
+    return lift_operands("gelu", functools.partial(once, fn), x)

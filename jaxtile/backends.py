@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
-from jaxtile.errors import TileValueError, message
+from jaxtile._checks import choice
 from jaxtile.pallas_lowering import NAMES, _choice, _registry, load_all
 from jaxtile.primitives._define import REFERENCE
 
@@ -21,15 +21,8 @@ _DEFAULT = jax.make_user_context(None)
 
 
 def _check(op: str, name: str | None) -> None:
-    if name not in (None, REFERENCE, *NAMES):
-        raise TileValueError(
-            message(
-                op,
-                expected=f"implementation in {(None, REFERENCE, *NAMES)}",
-                got=repr(name),
-                way_out="None picks the best that keeps the contract.",
-            )
-        )
+    way_out = "None picks the best that keeps the contract."
+    choice(op, "implementation", name, (None, REFERENCE, *NAMES), way_out)
 
 
 def whole_array_refusal(
@@ -67,8 +60,8 @@ def asked(op: str, implementation: str | None) -> str | None:
     Raises:
         TileValueError: no such implementation.
     """
+    _check(op, implementation)
     name = implementation or _DEFAULT.value
-    _check(op, name)
     return name
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxtile import formats
-from jaxtile._join import is_tile
-from jaxtile._operators import is_operand
-from jaxtile.errors import TileTypeError, message
+from jaxtile._checks import operand
+from jaxtile._operators import is_tile
 from jaxtile.primitives.bitcast import bitcast_p
 from jaxtile.primitives.cast import cast_p
 from jaxtile.tile import Tile
@@ -29,7 +29,7 @@ def cast(x: Any, dtype: Any) -> Any:
 
     Args:
         x: an array, a tile, or a Python or NumPy scalar, of an arithmetic format.
-            64-bit NumPy arrays and Python scalars count exactly, whatever
+            64-bit arrays and Python scalars count exactly, whatever
             jax_enable_x64 says.
         dtype: an arithmetic dtype.
 
@@ -49,9 +49,9 @@ def cast(x: Any, dtype: Any) -> Any:
     if is_tile(x):
         return Tile(cast(x.array, dtype), x.dims)
     x = _operand("cast", x)
-    if isinstance(x, np.ndarray):
+    if not isinstance(x, Tracer):
         formats.require_arithmetic(x.dtype, "cast")
-        if x.dtype.itemsize == 8:
+        if x.dtype.itemsize == 8 and not formats.x64_enabled():
             return _cast_wide(x, dtype)
     return cast_p.bind(jnp.asarray(x), dtype=dtype)[0]
 
@@ -84,25 +84,17 @@ def bitcast(x: Any, dtype: Any) -> Any:
     x = _operand("bitcast", x)
     formats.format_of(x.dtype, "bitcast")
     # Without x64, jax would narrow 64 bits to the 32 that the op takes, and not refuse.
-    with jax.enable_x64(jax.config.jax_enable_x64 or x.dtype.itemsize == 8):  # pyright: ignore[reportAttributeAccessIssue]
+    with jax.enable_x64(formats.x64_enabled() or x.dtype.itemsize == 8):
         return bitcast_p.bind(jnp.asarray(x), dtype=dtype)[0]
 
 
 def _operand(op: str, x: Any) -> Any:
     """A jax array as it is, everything else as a NumPy array of its exact value."""
-    if not is_operand(x):
-        raise TileTypeError(
-            message(
-                op,
-                expected="an array, a tile or a scalar",
-                got=type(x).__name__,
-                way_out="Convert it with jnp.asarray.",
-            )
-        )
+    x = operand(op, x, wide=True)
     return x if isinstance(x, jax.Array) else np.asarray(x)
 
 
-def _cast_wide(x: np.ndarray, dtype: np.dtype) -> jax.Array:
+def _cast_wide(x: Any, dtype: np.dtype) -> jax.Array:
     # A constant: computed now, so that no 64-bit type enters a 32-bit computation.
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         return cast_p.bind(jnp.asarray(x), dtype=dtype)[0]

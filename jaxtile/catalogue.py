@@ -1,5 +1,13 @@
 """The catalogue of reducers, ready to pass to `reduce` and `scan`.
 
+* `add`, `multiply`; `bitwise_and`, `bitwise_or`, `bitwise_xor`;
+* `maximum`, `minimum`, `maximum_number`, `minimum_number`;
+* `logical_and`, `logical_or`, which count nonzero as true;
+* `argmax`, `argmin`: value and index; `argmax(ties="last", nan="ignore")` is a variant;
+* `first`, `last`; `logaddexp`; `welford`: count, mean and squared deviations;
+* `affine` and `matrix_affine(k)`: recurrences; elements (a, b), the result is h;
+* `product(r1, r2, ...)`: independent reducers; `segmented(r)`: restarts at head flags.
+
 Float add's identity is -0.0: the sum of [-0.0] is -0.0 and a masked lane never changes
 a sign; the empty sum is +0.0. `maximum` and `minimum` propagate NaN (IEEE 754-2019);
 `maximum_number` and `minimum_number` skip it. `logaddexp` of nothing is -inf, and its

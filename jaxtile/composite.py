@@ -1,4 +1,4 @@
-"""Reducers with composite states: moments, recurrences, products and segments."""
+"""Reducers with composite states: moments, products and segments."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import jax.numpy as jnp
 
 from jaxtile.catalogue import (
     MONOID,
-    ORDERED,
-    negative_zero,
-    one_like,
     scalar_like,
     zero_like,
 )
-from jaxtile.errors import ContractError, TileTypeError, TileValueError, message
+from jaxtile.errors import (
+    ContractError,
+    TileTypeError,
+    message,
+)
 from jaxtile.reducers import Laws, Provenance, Reducer
 
 
@@ -119,97 +120,6 @@ welford = Reducer(
 )
 
 
-def _affine_merge(first, then):
-    (a, b), (c, d) = first, then
-    return c * a, c * b + d
-
-
-def _affine_identity(state):
-    a, b = state
-    return one_like(a), negative_zero(b)
-
-
-def _second(state):
-    return state[1]
-
-
-def _affine_empty(state):
-    a, b = state
-    return one_like(a), zero_like(b)
-
-
-affine = Reducer(
-    merge=_affine_merge,
-    identity=_affine_identity,
-    empty=_affine_empty,
-    finish=_second,
-    laws=ORDERED,
-    name="affine",
-    native="affine",
-)
-
-
-def _dot(row, column):
-    terms = [r * c for r, c in zip(row, column, strict=True)]
-    return functools.reduce(lambda x, y: x + y, terms)
-
-
-def _matrix_merge(first, then):
-    (a, b), (c, d) = first, then
-    columns = tuple(zip(*a, strict=True))
-    product_ = tuple(tuple(_dot(row, col) for col in columns) for row in c)
-    return product_, tuple(_dot(row, b) + e for row, e in zip(c, d, strict=True))
-
-
-def _matrix_identity(state):
-    a, b = state
-    eye = tuple(
-        tuple(one_like(v) if i == j else zero_like(v) for j, v in enumerate(row))
-        for i, row in enumerate(a)
-    )
-    return eye, tuple(map(negative_zero, b))
-
-
-def matrix_affine(k: int) -> Reducer:
-    """The recurrence h' = A h + b for vectors of k components.
-
-    An element is `(A, b)`: k rows of k arrays, and k arrays. It finishes to h.
-
-    Args:
-        k: the number of components, at least 1.
-
-    Returns:
-        An associative, non-commutative `Reducer`.
-
-    Raises:
-        TileValueError: k is below 1.
-
-    Example:
-        >>> import jax.numpy as jnp, jaxtile as jt
-        >>> one, x = jnp.ones(3), jnp.array([1.0, 2.0, 3.0])
-        >>> (h,) = jt.scan((((one,),), (x,)), 0, jt.matrix_affine(1))
-        >>> print(h)
-        [1. 3. 6.]
-    """
-    if k < 1:
-        raise TileValueError(
-            message(
-                "matrix_affine",
-                expected="k >= 1",
-                got=f"k={k}",
-                way_out="Pass the number of components of the state.",
-            )
-        )
-    return Reducer(
-        merge=_matrix_merge,
-        identity=_matrix_identity,
-        finish=_second,
-        laws=ORDERED,
-        name=f"matrix_affine({k})",
-        native="matrix_affine",
-    )
-
-
 def _identity_of(reducer, state):
     return _value_of(reducer.identity, state)
 
@@ -274,6 +184,7 @@ def product(*reducers: Reducer) -> Reducer:
 
     Raises:
         ContractError: a component takes the source index (argmax, argmin).
+        TileTypeError: a component is no `Reducer`, or there is none.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -283,6 +194,15 @@ def product(*reducers: Reducer) -> Reducer:
         1 3
     """
     _forbid_index("product", *reducers)
+    if not reducers:
+        raise TileTypeError(
+            message(
+                "product",
+                expected="at least one reducer",
+                got="none",
+                way_out="Pass one for each component of the element tuple.",
+            )
+        )
 
     def lift(element):
         pairs = zip(reducers, element, strict=True)
@@ -312,10 +232,23 @@ def product(*reducers: Reducer) -> Reducer:
     )
 
 
+def _require_head(head) -> None:
+    if head.dtype != bool:
+        raise TileTypeError(
+            message(
+                "segmented",
+                expected="elements (head, value) with a bool head",
+                got=f"a head of {head.dtype}",
+                way_out="The head flag comes first; pass head != 0.",
+            )
+        )
+
+
 def segmented(reducer: Reducer) -> Reducer:
     """The reducer restarted wherever a head flag is set.
 
-    An element is `(head, value)`; the state carries whether any head was seen.
+    An element is `(head, value)` with a bool head; the state carries whether any head was
+    seen.
 
     Args:
         reducer: the reducer of one segment.
@@ -325,6 +258,7 @@ def segmented(reducer: Reducer) -> Reducer:
 
     Raises:
         ContractError: the reducer takes the source index (argmax, argmin).
+        TileTypeError: reducer is no `Reducer`; when used, a head that is not bool.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -346,7 +280,8 @@ def segmented(reducer: Reducer) -> Reducer:
 
     def lift(element):
         head, value = element
-        return head != 0, reducer.lift(value) if reducer.lift else value
+        _require_head(head)
+        return head, reducer.lift(value) if reducer.lift else value
 
     def identity(state):
         head, inner = state

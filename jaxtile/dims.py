@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxtile._checks import is_index
 from jaxtile.errors import TileShapeError, TileTypeError, message
 
 
@@ -125,7 +126,17 @@ class IndexSet:
 
         Raises:
             TileShapeError: a Python integer outside [0, size).
+            TileTypeError: the index is no integer.
         """
+        if not is_index(index):
+            raise TileTypeError(
+                message(
+                    "IndexSet.coordinate",
+                    expected="an integer, or an integer scalar array",
+                    got=repr(index),
+                    way_out=f"Places count from 0 to {self.size - 1}.",
+                )
+            )
         if isinstance(index, int) and not 0 <= index < self.size:
             raise TileShapeError(
                 message(

@@ -13,7 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtile._lifted import FLOATS, ORDERED, inexact, lifted, once, require_operands
+from jaxtile._checks import function, operand
+from jaxtile._lifted import FLOATS, ORDERED, inexact, lift_operands, lifted, once
 from jaxtile.errors import TileTypeError, message
 from jaxtile.tile import lift
 
@@ -37,9 +38,11 @@ def map(fn: Callable[..., Any], *values: Any) -> Any:
         The pytree that fn returns, of arrays, or of tiles where an operand is one.
 
     Raises:
-        TileTypeError: an operand is none of these, or has a storage format.
-        TileShapeError: the shapes or dims do not broadcast, fn returns something other
-            than scalars, or closes over a traced array that is not a scalar.
+        TileTypeError: an operand is none of these, has a storage format, or has 64 bits
+            while jax_enable_x64 is off; fn is not a function that jax can trace on
+            scalars, has side effects, or returns nothing.
+        TileShapeError: the shapes or dims do not broadcast, fn returns arrays, or closes
+            over a traced array that is not a scalar.
         NoDerivativeError: on differentiation, where fn has only a `jax.custom_vjp`.
 
     Example:
@@ -47,15 +50,8 @@ def map(fn: Callable[..., Any], *values: Any) -> Any:
         >>> print(jt.map(lambda x, y: x * y + 1, jnp.array([1.0, 2.0]), 3.0))
         [4. 7.]
     """
-    if not callable(fn):
-        raise TileTypeError(
-            message(
-                "map",
-                expected="a function as the first argument",
-                got=type(fn).__name__,
-                way_out="Write jaxtile.map(fn, x, y).",
-            )
-        )
+    way_out = "Write jaxtile.map(fn, x, y)."
+    function("map", "a function as the first argument", fn, way_out)
     return lift("map", fn, *values)
 
 
@@ -85,7 +81,7 @@ def ite(condition: Any, a: Any, b: Any) -> Any:
         >>> print(jt.ite(x > 0, x, 0.0))
         [0. 2.]
     """
-    require_operands("ite", condition, a, b)
+    condition = operand("ite", condition)
     kind = condition.dtype if hasattr(condition, "dtype") else type(condition)
     if jnp.dtype(kind).kind != "b":
         raise TileTypeError(
@@ -96,7 +92,7 @@ def ite(condition: Any, a: Any, b: Any) -> Any:
                 way_out="Compare with zero: ite(x != 0, a, b).",
             )
         )
-    return lift("ite", _select, condition, a, b)
+    return lift_operands("ite", _select, condition, a, b)
 
 
 def _select(condition, a, b):

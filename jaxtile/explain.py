@@ -20,9 +20,10 @@ from jaxtile import (
     casting,
     catalogue,
     elementwise,
+    formats,
     reduction,
 )
-from jaxtile.errors import TileValueError, message
+from jaxtile._checks import arguments, choice, function
 from jaxtile.pallas_lowering import NAMES
 
 _PUBLIC: dict[str, Callable] = {
@@ -72,6 +73,7 @@ def supports(op: str, backend: str, *operands: Any, **params: Any) -> Support:
 
     Raises:
         TileValueError: no such op or backend.
+        TileTypeError: the operands are not those of the call.
         TileError: the call itself is wrong, as it would be outside a kernel.
 
     Example:
@@ -83,35 +85,28 @@ def supports(op: str, backend: str, *operands: Any, **params: Any) -> Support:
         >>> print(answer.reason.split(";")[0])
         fold_left is a sequential chain, and the sum is a tree there
     """
-    _check("supports", "op", op, tuple(_PUBLIC))
-    _check("supports", "backend", backend, NAMES)
-    jaxpr = _jaxpr_of(_PUBLIC[op], operands, params)
+    way_out = "support_table() shows them all."
+    fn = _PUBLIC[choice("supports", "op", op, tuple(_PUBLIC), way_out)]
+    choice("supports", "backend", backend, NAMES, way_out)
+    arguments("supports", fn, operands, params)
+    jaxpr = _jaxpr_of("supports", fn, operands, params)
     parts = list(_found.find(jaxpr))
     inside = (_refusal(found, backend) for found in parts)
     whole = (_whole_refusal(found, backend) for found in parts)
     return Support(*(next(filter(None, each), None) for each in (inside, whole)))
 
 
-def _check(op, what, got, known):
-    if got not in known:
-        raise TileValueError(
-            message(
-                op,
-                expected=f"{what} in {known}",
-                got=repr(got),
-                way_out="support_table() shows them all.",
-            )
-        )
-
-
 def _is_array(value):
     return isinstance(value, jax.ShapeDtypeStruct) or hasattr(value, "aval")
 
 
-def _jaxpr_of(fn, args, params):
+def _jaxpr_of(op, fn, args, params):
     """The jaxpr of a call in which only what looks like an array is an operand."""
     leaves, tree = jax.tree.flatten((args, params))
     places = [i for i, v in enumerate(leaves) if _is_array(v)]
+    for i in places:
+        if leaves[i].dtype.itemsize == 8:
+            formats.require_enabled(leaves[i].dtype, op)
 
     def call(*arrays):
         given = list(leaves)
@@ -209,6 +204,8 @@ def explain(
         without running it and gives a `Report`.
 
     Raises:
+        TileTypeError: fn is no function; when called, an argument of 64 bits while
+            jax_enable_x64 is off.
         TileError: fn itself raises it when traced.
 
     Example:
@@ -219,8 +216,11 @@ def explain(
         [('reduce', 'reference', 160, 32)]
     """
 
+    way_out = "Write explain(fn)(*args), with fn's own arguments."
+    function("explain", "a function", fn, way_out)
+
     def explained(*args: Any, **kwargs: Any) -> Report:
-        jaxpr = _jaxpr_of(fn, args, kwargs)
+        jaxpr = _jaxpr_of("explain", fn, args, kwargs)
         where = platform or _jax_private.default_platform()
         return Report(tuple(_entry(found, where) for found in _found.find(jaxpr)))
 

@@ -1,9 +1,9 @@
 """One table of number formats, and what each may be used for.
 
 *Arithmetic* formats add, reduce and scan. *Storage* formats (8 bits and below) load,
-store, move and decode exactly; they come only out of `quantize`, and arithmetic on them
-is an error that names the cast to write. E4M3FN, E4M3FNUZ and E5M2 are different
-formats, never interchangeable; there is no "float8_e4m3".
+store, move and decode exactly; `cast` does not make them, and arithmetic on them is an
+error that names the conversion to write. E4M3FN, E4M3FNUZ and E5M2 are different formats,
+never interchangeable; there is no "float8_e4m3".
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ def format_of(dtype, op: str = "format_of") -> Format:
         7
     """
     try:
-        found = FORMATS.get(jnp.dtype(dtype).name)
+        # NumPy reads None as float64.
+        found = None if dtype is None else FORMATS.get(jnp.dtype(dtype).name)
     except TypeError:
         found = None
     if found is None:
@@ -150,6 +151,15 @@ def require_arithmetic(dtype, op: str) -> Format:
     return fmt
 
 
+def x64_enabled() -> bool:
+    """Whether jax has 64-bit types switched on.
+
+    Returns:
+        `jax_enable_x64`.
+    """
+    return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def require_enabled(dtype, op: str) -> np.dtype:
     """The dtype, unless 64 bits were asked for while jax has them switched off.
 
@@ -164,7 +174,7 @@ def require_enabled(dtype, op: str) -> np.dtype:
         TileTypeError: a 64-bit dtype while `jax_enable_x64` is off.
     """
     fmt = format_of(dtype, op)
-    if fmt.bits == 64 and not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+    if fmt.bits == 64 and not x64_enabled():
         raise TileTypeError(
             message(
                 op,
@@ -189,12 +199,15 @@ def accumulator(dtype) -> np.dtype:
     Returns:
         The accumulator's dtype.
 
+    Raises:
+        TileTypeError: a storage format, or one that has no row.
+
     Example:
         >>> import jaxtile as jt
         >>> print(jt.formats.accumulator("bfloat16"), jt.formats.accumulator("uint8"))
         float32 uint32
     """
-    dtype = jnp.dtype(dtype)
+    dtype = require_arithmetic(dtype, "accumulator").dtype
     if dtype.kind == "b" or dtype.itemsize >= 4:
         return dtype
     if jnp.issubdtype(dtype, jnp.floating):

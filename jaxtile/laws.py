@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtile._checks import as_array
 from jaxtile.errors import ContractError, TileTypeError, message
 from jaxtile.primitives._spec import Spec, make_spec
 from jaxtile.reducers import Reducer
@@ -100,24 +101,47 @@ def check_laws(reducer: Reducer, examples: Sequence[Any]) -> LawReport:
 
 def _states(reducer: Reducer, examples: Sequence) -> tuple[Spec, list]:
     """The lifted states of all examples, one array for each leaf."""
-    trees = [jax.tree.flatten(e) for e in examples]
+    if not isinstance(reducer, Reducer):
+        raise TileTypeError(
+            message(
+                "check_laws",
+                expected="a Reducer",
+                got=repr(reducer),
+                way_out="Pass jaxtile.add, or jaxtile.Reducer(merge=...).",
+            )
+        )
+    many = hasattr(examples, "__iter__") and not isinstance(examples, str)
+    trees = [jax.tree.flatten(e) for e in examples] if many else []
     if not trees or any(tree != trees[0][1] for _, tree in trees):
         raise TileTypeError(
             message(
                 "check_laws",
                 expected="at least one example, all of one structure",
-                got=f"{len(trees)} examples",
-                way_out="Pass elements such as reduce would take.",
+                got=f"{len(trees)} examples" if many else repr(examples),
+                way_out="Pass a list of elements such as reduce would take.",
             )
         )
-    leaves = [
-        jnp.stack(list(map(jnp.asarray, v)))
-        for v in zip(*(t[0] for t in trees), strict=True)
-    ]
+    leaves = [_batch(v) for v in zip(*(t[0] for t in trees), strict=True)]
     dtypes = [v.dtype for v in leaves]
     spec = make_spec(reducer, trees[0][1], dtypes, None, jnp.int32, "check_laws")
     index = [] if spec.index is None else [jnp.arange(len(trees), dtype=spec.index)]
     return spec, spec.lift(leaves + index)
+
+
+def _batch(values: Sequence) -> jax.Array:
+    """One leaf of all examples."""
+    arrays = [as_array("check_laws", v) for v in values]
+    shapes = sorted({v.shape for v in arrays if v.ndim})
+    if shapes:
+        raise TileTypeError(
+            message(
+                "check_laws",
+                expected="examples that are pytrees of scalars",
+                got=f"arrays of shape {', '.join(map(str, shapes))}",
+                way_out="Pass single elements, as a list.",
+            )
+        )
+    return jnp.stack(arrays)
 
 
 def _choices(states: Sequence, count: int) -> list[list]:

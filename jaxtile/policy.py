@@ -57,22 +57,42 @@ class Policy:
     permitted: Transform
 
     def permits(self, transform: Transform) -> bool:
-        """True if a realisation may apply every transform in `transform`."""
+        """True if a realisation may apply every transform in `transform`.
+
+        Args:
+            transform: one `Transform`, or several joined by `|`.
+
+        Returns:
+            The answer.
+
+        Raises:
+            PolicyError: it is no `Transform`.
+        """
+        if not isinstance(transform, Transform):
+            raise PolicyError(
+                message(
+                    "policy.permits",
+                    expected="a Transform",
+                    got=repr(transform),
+                    way_out="Pass jaxtile.policy.Transform.REGROUP or PERMUTE.",
+                )
+            )
         return transform & self.permitted == transform
 
-    def meet(self, other: Policy) -> Policy:
+    def meet(self, other: Policy | str) -> Policy:
         """The weakest policy that is at least as strict as both.
 
         Args:
-            other: the policy to combine with.
+            other: the policy to combine with, or its name.
 
         Returns:
             One of the two.
 
         Raises:
             PolicyError: both forbid regrouping and they differ, so that no single
-                computation satisfies them.
+                computation satisfies them; no such policy.
         """
+        other = as_policy(other)
         if self.permitted == other.permitted and self != other:
             raise PolicyError(
                 message(

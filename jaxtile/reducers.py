@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 import types
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxtile._checks import choice, flag, function, operand
+from jaxtile._operators import is_tile
 from jaxtile.errors import TileTypeError, message
 
 
@@ -39,6 +43,9 @@ class Laws:
         identity: the reducer's identity is neutral on both sides.
         provenance: who says so.
 
+    Raises:
+        TileTypeError: a law is not a bool.
+
     Example:
         >>> import jaxtile as jt
         >>> jt.Laws(associative=True).commutative
@@ -49,6 +56,14 @@ class Laws:
     commutative: bool = False
     identity: bool = True
     provenance: Provenance = Provenance.DECLARED
+
+    def __post_init__(self):
+        for law in ("associative", "commutative", "identity"):
+            flag("Laws", law, getattr(self, law))
+
+    def __str__(self) -> str:
+        held = [n for n in ("associative", "commutative") if getattr(self, n)]
+        return f"the laws {', '.join(held)}" if held else "no law"
 
 
 def value_key(value: Any, _inside: tuple = ()) -> Hashable:
@@ -82,6 +97,38 @@ def value_key(value: Any, _inside: tuple = ()) -> Hashable:
     return (type(value), value)
 
 
+def _meet_and_merge(merge: Callable, a: Any, b: Any) -> Any:
+    """merge of two states whose leaves broadcast and promote as jax.numpy's do."""
+    left, right = jax.tree.flatten(a), jax.tree.flatten(b)
+    if left[1] == right[1]:
+        pairs = [_meet(x, y) for x, y in zip(left[0], right[0], strict=True)]
+        a = jax.tree.unflatten(left[1], [x for x, _ in pairs])
+        b = jax.tree.unflatten(right[1], [y for _, y in pairs])
+    return merge(a, b)
+
+
+def _meet(x: Any, y: Any) -> list:
+    if jnp.shape(x) == jnp.shape(y) and getattr(x, "dtype", 0) == getattr(
+        y, "dtype", 1
+    ):
+        return [x, y]
+    dtype = jnp.result_type(x, y)
+    return jnp.broadcast_arrays(jnp.asarray(x, dtype), jnp.asarray(y, dtype))
+
+
+def _require_type(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TileTypeError(
+            message(
+                "Reducer",
+                expected=f"{name} of type {kind.__name__}",
+                got=repr(value),
+                way_out="Leave it out, or state laws=jaxtile.Laws(associative=True) and "
+                'name="...".',
+            )
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Reducer:
     """A combine function with its identity, its laws, and its way in and out.
@@ -104,7 +151,8 @@ class Reducer:
             `"error"` forbids empty fibres.
 
     Raises:
-        TileTypeError: merge is not callable.
+        TileTypeError: a function is not callable, or another argument of another type.
+        TileValueError: an empty value that is a string other than "error".
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -135,15 +183,22 @@ class Reducer:
     variants: Callable[..., Reducer] | None = None
 
     def __post_init__(self):
-        if not callable(self.merge):
-            raise TileTypeError(
-                message(
-                    "Reducer",
-                    expected="a callable merge(state, state)",
-                    got=repr(self.merge),
-                    way_out="Pass merge=lambda a, b: ...",
-                )
-            )
+        for name in ("merge", "lift", "update", "update_right", "finish", "resume"):
+            value = getattr(self, name)
+            if value is not None or name == "merge":
+                way_out = f"Pass a function, as in {name}=lambda ...: ..."
+                function("Reducer", f"a callable {name}", value, way_out)
+        for name, kind in (("laws", Laws), ("name", str)):
+            _require_type(name, getattr(self, name), kind)
+        for name in ("indexed", "exact_identity"):
+            flag("Reducer", name, getattr(self, name))
+        choice(
+            "Reducer",
+            "empty, where it is a name,",
+            self.empty if isinstance(self.empty, str) else None,
+            (None, "error"),
+            'Pass a state, a function of one, or "error".',
+        )
 
     @functools.cached_property
     def _key(self) -> Hashable:
@@ -162,6 +217,8 @@ class Reducer:
     def __call__(self, *states: Any, **options: Any) -> Any:
         """Merge two states elementwise, or pick a variant such as `argmax(ties="last")`.
 
+        Leaves broadcast and promote as those of jax.numpy's functions do.
+
         Args:
             *states: two states of arrays or tiles.
             **options: options of the catalogue's reducer, given without states.
@@ -170,10 +227,10 @@ class Reducer:
             The merged state, or the variant `Reducer`.
 
         Raises:
-            TileTypeError: neither two states nor known options were given.
+            TileTypeError: neither two states that merge nor known options were given.
         """
         if not states and options and self.variants is not None:
-            return self.variants(**options)
+            return self._variant(options)
         if len(states) != 2 or options:
             raise TileTypeError(
                 message(
@@ -183,10 +240,38 @@ class Reducer:
                     way_out=f"Call {self!r}(a, b), or pass it to reduce or scan.",
                 )
             )
-        for leaf in jax.tree.leaves(states, is_leaf=lambda v: hasattr(v, "lift_map")):
-            if hasattr(leaf, "lift_map"):
-                return leaf.lift_map(self.merge, *states)
-        return self.merge(*states)
+        leaves, tree = jax.tree.flatten(states, is_leaf=is_tile)
+        leaves = [operand(repr(self), leaf) for leaf in leaves]
+        merge = functools.update_wrapper(
+            functools.partial(_meet_and_merge, self.merge), self.merge
+        )
+        for tile in filter(is_tile, leaves):
+            return tile.lift_map(merge, *states)
+        try:
+            return merge(*jax.tree.unflatten(tree, leaves))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise TileTypeError(
+                message(
+                    repr(self),
+                    expected="two states of one structure, whose leaves broadcast",
+                    got=f"{type(error).__name__}: {error}".splitlines()[0].rstrip("."),
+                    way_out="Give both the structure, shape and dtypes of one state.",
+                )
+            ) from error
+
+    def _variant(self, options: dict[str, Any]) -> Reducer:
+        assert self.variants is not None
+        known = inspect.signature(self.variants).parameters
+        if not options.keys() <= known.keys():
+            raise TileTypeError(
+                message(
+                    repr(self),
+                    expected=f"options among {', '.join(known)}",
+                    got=", ".join(options),
+                    way_out=f"Leave them out, or pass {self!r} itself.",
+                )
+            )
+        return self.variants(**options)
 
     def named(self, name: str) -> Reducer:
         """The same reducer under another name in messages.

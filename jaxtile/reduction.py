@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from jaxtile import backends
-from jaxtile._arguments import is_tile, out_dtypes, parts, retile
-from jaxtile.composite import affine
+from jaxtile import backends, formats
+from jaxtile._arguments import out_dtypes, parts, retile
+from jaxtile._checks import choice, flag, operand
+from jaxtile._join import is_constant, meet
+from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
-from jaxtile.errors import PolicyError, TileShapeError, TileValueError, message
+from jaxtile.errors import PolicyError, message
 from jaxtile.policy import Kind, Policy, as_policy, ordered_tree, unordered_tree
 from jaxtile.primitives._bind import bind_reduce, bind_scan
+from jaxtile.recurrences import affine, one_kind
 from jaxtile.reducers import Reducer
+from jaxtile.tile import Tile
 
 _DIRECTIONS = ("prefix", "suffix", "reverse")
+_WAYS = '"reverse" scans the flipped sequence, "suffix" keeps the earlier side left.'
 
 
 def reduce(
@@ -43,8 +47,10 @@ def reduce(
         axis: an integer axis or `Dim`, several, or None for all. Several are taken in
             lexicographic order of the array's axes.
         reducer: how elements combine; see `jaxtile.catalogue`.
-        init: a seed state for every fibre, used exactly once.
-        where: a bool mask; masked elements are skipped whatever they hold.
+        init: a seed state for every fibre, used exactly once. A number counts by its
+            value; an array keeps its precision, so it must not be wider than the state.
+        where: a bool mask; masked elements are skipped whatever they hold. A tile goes by
+            its dims, as for init.
         policy: one of the five orders, or its name.
         acc_dtype: the accumulator, to which each combine rounds. By default floats and
             integers below 32 bits that are summed accumulate in 32 bits.
@@ -62,8 +68,9 @@ def reduce(
         PolicyError: no such policy.
         TileShapeError: axes, shapes or dims do not fit; an empty fibre without a seed of
             a reducer that has no empty value; a sharded axis on an explicit mesh.
-        TileTypeError: a storage format, a 64-bit dtype with x64 off, a mask that is not
-            bool, a seed or a merge of other dtypes.
+        TileTypeError: an operand that is no array, tile or number, has a storage format,
+            or has 64 bits with x64 off; a mask or keepdims that is not bool; a seed, or
+            a part of the reducer, that does not fit the state.
         UnsupportedOnBackend: the implementation that was asked for refuses: when traced
             for a shape or format, when lowered for a platform or device.
 
@@ -76,6 +83,7 @@ def reduce(
         5000.0
     """
     order = as_policy(policy)
+    keepdims = flag("reduce", "keepdims", keepdims)
     spec, arrays, seed, mask, axes, dims = parts(
         "reduce", x, axis, reducer, init, where, acc_dtype, False
     )
@@ -143,8 +151,9 @@ def scan(
         TileValueError: no such direction.
         TileShapeError: axis, shapes or dims do not fit; the prefix of nothing of a
             reducer without identity; a sharded axis on an explicit mesh.
-        TileTypeError: a storage format, a 64-bit dtype with x64 off, a mask that is not
-            bool, a seed or a merge of other dtypes.
+        TileTypeError: an operand that is no array, tile or number, has a storage format,
+            or has 64 bits with x64 off; a mask or flag that is not bool; a seed, or a
+            part of the reducer, that does not fit the state.
         UnsupportedOnBackend: the implementation that was asked for refuses: when traced
             for a shape or format, when lowered for a platform or device.
 
@@ -156,16 +165,9 @@ def scan(
         [10 11 13]
     """
     order = as_policy(policy)
-    if direction not in _DIRECTIONS:
-        raise TileValueError(
-            message(
-                "scan",
-                expected=f"direction in {_DIRECTIONS}",
-                got=repr(direction),
-                way_out='"reverse" scans the flipped sequence, "suffix" keeps the earlier '
-                "element on the left.",
-            )
-        )
+    exclusive = flag("scan", "exclusive", exclusive)
+    return_final = flag("scan", "return_final", return_final)
+    choice("scan", "direction", direction, _DIRECTIONS, _WAYS)
     spec, arrays, seed, mask, axes, dims = parts(
         "scan", x, axis, reducer, init, where, acc_dtype, True
     )
@@ -178,8 +180,8 @@ def scan(
         axis=axes[0],
         policy=order,
         direction=direction,
-        exclusive=bool(exclusive),
-        final=bool(return_final),
+        exclusive=exclusive,
+        final=return_final,
         out=out,
         implementation=backends.asked("scan", implementation),
     )
@@ -208,18 +210,20 @@ def linear_recurrence(
     h_t = a_t h_(t-1) + b_t, with h_(-1) = h0; "reverse" runs it from the end.
 
     Args:
-        a: decay, a float array or tile, or one that broadcasts to b.
-        b: drive, a float array or tile.
+        a: decay, an array, tile or number. a and b are both floats, or both integers
+            (which wrap); they broadcast as operands of `map` do.
+        b: drive, likewise.
         axis: the time axis.
-        h0: the state before the first step, of b's shape without the axis.
+        h0: the state before the first step, of h's shape without the axis.
         direction: "prefix" or "reverse" (also "suffix": the merge's sides swapped).
         policy: one of the five orders, or its name.
         implementation: None picks; a backend's name insists.
 
     Returns:
-        h, shaped like b.
+        h, of the shape that a and b broadcast to.
 
     Raises:
+        TileTypeError: one of a and b is a float and the other is not, or one is bool.
         PolicyError: h0 with `fold_right` (for suffixes `fold_left`), whose seed is at
             the far end.
         The errors of `scan`.
@@ -240,29 +244,37 @@ def linear_recurrence(
                 "drop the policy or h0.",
             )
         )
-    if not is_tile(a) and not is_tile(b):
-        a, b = jnp.asarray(a), jnp.asarray(b)
-        try:
-            shape = jnp.broadcast_shapes(a.shape, b.shape)
-        except ValueError as error:
-            raise TileShapeError(
-                message(
-                    "linear_recurrence",
-                    expected="a and b that broadcast to one shape",
-                    got=f"{a.shape} and {b.shape}",
-                    way_out="Give both the shape of h.",
-                )
-            ) from error
-        a, b = jnp.broadcast_to(a, shape), jnp.broadcast_to(b, shape)
-    init = None
-    if h0 is not None:
-        init = (jax.tree.map(jnp.ones_like, h0), h0)
+    op = "linear_recurrence"
+    choice(op, "direction", direction, _DIRECTIONS, _WAYS)
+    a, b = operand(op, a), operand(op, b)
+    a, b = _coefficient(a, b), _coefficient(b, a)
+    one_kind(op, a.dtype, b.dtype)
+    arrays, dims = meet(op, [a, b])
+    if dims is not None:
+        arrays = [Tile(v, dims) for v in arrays]
     return scan(
-        (a, b),
+        tuple(arrays),
         axis,
         affine,
-        init=init,
+        init=None if h0 is None else (1, operand(op, h0)),
         direction=direction,
         policy=policy,
         implementation=implementation,
     )
+
+
+def _coefficient(value: Any, other: Any) -> Any:
+    """A coefficient; a weakly typed number in the dtype that the other's sums have."""
+    if is_tile(value):
+        return value
+    array = jnp.asarray(value)
+    sums = formats.accumulator(jnp.result_type(getattr(other, "dtype", other)))
+    if bool in (array.dtype, sums) or not _is_weak(value):
+        return array
+    if jnp.issubdtype(array.dtype, jnp.floating) > jnp.issubdtype(sums, jnp.floating):
+        return array
+    return array.astype(sums)
+
+
+def _is_weak(value: Any) -> bool:
+    return is_constant(value) or getattr(value, "weak_type", False)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtile._checks import as_array, integer, is_index
 from jaxtile._join import distinct, lift_arrays, spell
 from jaxtile._operators import Operators
 from jaxtile.dims import Dim, IndexSet
@@ -79,14 +80,17 @@ class Tile(Operators):
 
         Raises:
             TileShapeError: there is no such axis.
+            TileTypeError: i is no integer.
         """
+        way_out = f"The dims are {spell(self.dims)}."
+        i = integer("Tile.dim", "an integer axis", i, way_out)
         if not -self.ndim <= i < self.ndim:
             raise TileShapeError(
                 message(
                     "Tile.dim",
                     expected=f"an axis in [{-self.ndim}, {self.ndim})",
                     got=str(i),
-                    way_out=f"The dims are {spell(self.dims)}.",
+                    way_out=way_out,
                 )
             )
         return self.dims[i]
@@ -104,8 +108,9 @@ class Tile(Operators):
             TileShapeError: a dim is not one of the tile's, or is given twice.
         """
         dims = dims or self.dims
+        shape = tuple(self.shape[self._axis(d, "domain")] for d in dims)
         distinct("Tile.domain", dims)
-        return IndexSet(dims, tuple(self.shape[self._axis(d, "domain")] for d in dims))
+        return IndexSet(dims, shape)
 
     def at(self, coordinate: Mapping[Dim, Any]) -> Tile:
         """The values at one coordinate of some dims, which the result lacks.
@@ -142,7 +147,7 @@ class Tile(Operators):
         return Tile(array, tuple(left))
 
     def _axis(self, dim: Dim, method: str) -> int:
-        if dim not in self.dims:
+        if not isinstance(dim, Dim) or dim not in self.dims:
             raise TileShapeError(
                 message(
                     f"Tile.{method}",
@@ -190,7 +195,8 @@ def tile(array: Any, dims: Dim | Sequence[Dim]) -> Tile:
     """An array with its axes named.
 
     Args:
-        array: a jax or NumPy array, or a NumPy scalar, of any format.
+        array: a jax or NumPy array, or a NumPy scalar, of any format; of 64 bits only
+            with jax_enable_x64.
         dims: one distinct `Dim` for each axis, in axis order; a single one may stand
             alone.
 
@@ -198,7 +204,8 @@ def tile(array: Any, dims: Dim | Sequence[Dim]) -> Tile:
         The `Tile`.
 
     Raises:
-        TileTypeError: array is not an array, or dims are not dims.
+        TileTypeError: array is not an array, has no format or one that jax would narrow,
+            or dims are not dims.
         TileShapeError: the number of dims is not the rank, or a dim is given twice.
 
     Example:
@@ -246,7 +253,7 @@ def _as_array(op: str, value: Any) -> Any:
                 way_out="Convert it with jnp.asarray.",
             )
         )
-    return jnp.asarray(value)
+    return as_array(op, value)
 
 
 def _require_mapping(coordinate: Any) -> None:
@@ -262,30 +269,26 @@ def _require_mapping(coordinate: Any) -> None:
 
 
 def _check_index(dim: Dim, index: Any, size: int) -> None:
-    integer = hasattr(index, "dtype") and jnp.issubdtype(index.dtype, jnp.integer)
-    if isinstance(index, bool) or not (integer or isinstance(index, int)):
-        got = f"{index!r} for {dim!r}"
-    elif np.ndim(index) != 0:
-        got = f"an array of shape {np.shape(index)} for {dim!r}"
-    else:
-        if isinstance(index, int | np.integer) and not 0 <= index < size:
-            raise TileValueError(
-                message(
-                    "Tile.at",
-                    expected=f"an index in [0, {size}) for {dim!r}",
-                    got=str(index),
-                    way_out="Negative indices do not wrap.",
-                )
+    if not is_index(index):
+        array = isinstance(index, jax.Array | np.ndarray)
+        got = f"an array of shape {np.shape(index)}" if np.ndim(index) else repr(index)
+        raise TileTypeError(
+            message(
+                "Tile.at",
+                expected="an integer scalar for each dim",
+                got=f"{got if array else repr(index)} for {dim!r}",
+                way_out="Index the tile's .array for many coordinates at once.",
             )
-        return
-    raise TileTypeError(
-        message(
-            "Tile.at",
-            expected="an integer scalar for each dim",
-            got=got,
-            way_out="Use reindex or gather for many coordinates at once.",
         )
-    )
+    if isinstance(index, int | np.integer) and not 0 <= index < size:
+        raise TileValueError(
+            message(
+                "Tile.at",
+                expected=f"an index in [0, {size}) for {dim!r}",
+                got=str(index),
+                way_out="Negative indices do not wrap.",
+            )
+        )
 
 
 def lift(op: str, fn: Callable[..., Any], *values: Any) -> Any:

@@ -33,14 +33,17 @@ def _check_laws(op: str, spec: Spec, policy: Policy) -> None:
     if missing:
         fold = "fold_left"
         other = f'"ordered_tree" or "{fold}"' if laws.associative else f'"{fold}"'
+        needed = "associative=True"
+        if policy.permits(Transform.PERMUTE):
+            needed += ", commutative=True"
         raise ContractError(
             message(
                 op,
                 expected=f"a reducer with the laws {', '.join(missing)} under "
                 f"policy {policy}",
-                got=f"{spec.reducer!r} with {laws}",
-                way_out=f"Declare laws=Laws({missing[0]}=True, ...) if they hold, or "
-                f"use policy={other}.",
+                got=f"{spec.reducer!r}, which states {laws}",
+                way_out=f"Declare laws=jaxtile.Laws({needed}) if they hold, or use "
+                f"policy={other}.",
             )
         )
 

@@ -12,7 +12,7 @@ and replays it so that
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -51,6 +51,16 @@ def inner_jaxpr(eqn) -> Any:
         if key in eqn.params:
             return eqn.params[key]
     return None
+
+
+def inner_jaxprs(eqn) -> Iterator[Jaxpr]:
+    """Every jaxpr that an equation holds: of calls, loops, branches and kernels."""
+    for value in eqn.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, Jaxpr):
+                yield item
 
 
 class _Keyed:

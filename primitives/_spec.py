@@ -9,6 +9,7 @@ stays int16.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.extend.core import Literal
 
 from jaxtile import formats
 from jaxtile.errors import TileTypeError, message
+from jaxtile.primitives._functions import traced
+from jaxtile.primitives._parts import check_parts, check_stable
 from jaxtile.primitives._scalar import (
     SELECTIONS,
     as_closed,
@@ -28,7 +30,6 @@ from jaxtile.primitives._scalar import (
     elementwise,
     evaluate,
     inner_jaxpr,
-    trace,
 )
 from jaxtile.reducers import Reducer
 
@@ -206,25 +207,14 @@ def _lift_of(reducer: Reducer) -> Callable:
 
 def _accumulators(reducer, tree, raw, index, acc_dtype, op):
     if acc_dtype is not None:
-        formats.require_arithmetic(acc_dtype, op)
-        acc = formats.require_enabled(acc_dtype, op)
-        if acc.kind == "b":
-            raise TileTypeError(
-                message(
-                    op,
-                    expected="an accumulator that numbers fit",
-                    got="acc_dtype=bool",
-                    way_out="Use logical_or or logical_and to stay in bool.",
-                )
-            )
         kinds = {jnp.issubdtype(d, jnp.floating) for d in raw if d.kind != "b"}
         mixed = len(kinds) > 1
-        float_acc = jnp.issubdtype(acc, jnp.floating)
+        float_acc = jnp.issubdtype(acc_dtype, jnp.floating)
         return tuple(
-            acc
-            if not mixed
-            or (d.kind != "b" and jnp.issubdtype(d, jnp.floating) == float_acc)
-            else d
+            d
+            if (d.kind == "b" and kinds)  # a flag beside numbers
+            or (mixed and jnp.issubdtype(d, jnp.floating) != float_acc)
+            else acc_dtype
             for d in raw
         )
     closed, state = _trace_lift(reducer, tree, raw, index, op)
@@ -238,58 +228,16 @@ def _accumulators(reducer, tree, raw, index, acc_dtype, op):
     return tuple(formats.accumulator(d) if i in widen else d for i, d in enumerate(raw))
 
 
-def _two(tree, k):
-    return jax.tree.structure(
-        (jax.tree.unflatten(tree, [0] * k), jax.tree.unflatten(tree, [0] * k))
-    )
-
-
-def _traced(fn, tree, dtypes, reducer, what, op):
-    try:
-        closed, out = trace(fn, tree, dtypes)
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
-        raise TileTypeError(
-            message(
-                op,
-                expected=f"{reducer!r}'s {what} to take {tree}",
-                got=f"{type(error).__name__}: {error}",
-                way_out="Give elements and state the structure that the reducer's "
-                "functions take.",
-            )
-        ) from error
-    shapes = [v.shape for v in jax.tree.leaves(out)]
-    if any(shapes) or not shapes:
-        raise TileTypeError(
-            message(
-                op,
-                expected=f"{reducer!r}'s {what} to return scalars: it sees one element",
-                got=f"shapes {shapes}",
-                way_out="Give each component of the state a leaf of its own.",
-            )
-        )
-    if any(isinstance(v, Tracer) for v in as_closed(closed)[1]):
-        raise TileTypeError(
-            message(
-                op,
-                expected=f"{reducer!r}'s {what} to close over constants only",
-                got="a traced value",
-                way_out="Pass it as a leaf of the element, broadcast to its shape.",
-            )
-        )
-    return closed, out
-
-
 def _trace_lift(reducer, tree, dtypes, index, op):
     args = [jax.tree.unflatten(tree, list(dtypes))]
     if index is not None:
-        args.append(index)
-    leaves, arg_tree = jax.tree.flatten(tuple(args))
-    return _traced(_lift_of(reducer), arg_tree, tuple(leaves), reducer, "lift", op)
+        args.append(np.dtype(index))
+    return traced(op, reducer, "lift", _lift_of(reducer), *args)
 
 
 def _trace_merge(reducer, state_tree, dtypes, op):
-    tree = _two(state_tree, len(dtypes))
-    return _traced(reducer.merge, tree, tuple(dtypes) * 2, reducer, "merge", op)
+    state = jax.tree.unflatten(state_tree, list(dtypes))
+    return traced(op, reducer, "merge", reducer.merge, state, state)
 
 
 def make_spec(reducer: Reducer, tree, raw, acc_dtype, index, op: str) -> Spec:
@@ -306,15 +254,40 @@ def make_spec(reducer: Reducer, tree, raw, acc_dtype, index, op: str) -> Spec:
         The `Spec`.
 
     Raises:
-        TileTypeError: a storage format, functions that do not fit the element, or a
-            merge that changes the state's structure or dtypes.
+        TileTypeError: a storage format, functions that do not fit the element, a merge
+            or update that changes the state's structure or dtypes, or an identity or
+            empty value that is no state.
     """
     for dtype in raw:
         formats.require_arithmetic(dtype, op)
-    index = index if reducer.indexed else None
+    if acc_dtype is not None:
+        acc_dtype = _stated_accumulator(acc_dtype, op)
+    raw, index = tuple(map(np.dtype, raw)), index if reducer.indexed else None
+    spec = _bound(reducer, tree, raw, acc_dtype, index, op, formats.x64_enabled())
+    return spec if spec.reducer is reducer else replace(spec, reducer=reducer)
+
+
+def _stated_accumulator(acc_dtype, op):
+    formats.require_arithmetic(acc_dtype, op)
+    acc = formats.require_enabled(acc_dtype, op)
+    if acc.kind == "b":
+        raise TileTypeError(
+            message(
+                op,
+                expected="an accumulator that numbers fit",
+                got="acc_dtype=bool",
+                way_out="Use logical_or or logical_and to stay in bool.",
+            )
+        )
+    return acc
+
+
+# Equal reducers bind alike. Only success is kept: a refusal is told at every call.
+@functools.lru_cache(maxsize=1024)
+def _bound(reducer, tree, raw, acc_dtype, index, op, x64):
     elements = _accumulators(reducer, tree, raw, index, acc_dtype, op)
-    _, state = _trace_lift(reducer, tree, elements, index, op)
-    leaves, state_tree = jax.tree.flatten(state)
+    _, lifted = _trace_lift(reducer, tree, elements, index, op)
+    leaves, state_tree = jax.tree.flatten(lifted)
     states = tuple(np.dtype(v.dtype) for v in leaves)
     if acc_dtype is None:
         closed, _ = _trace_merge(reducer, state_tree, states, op)
@@ -323,17 +296,17 @@ def make_spec(reducer: Reducer, tree, raw, acc_dtype, index, op: str) -> Spec:
             formats.accumulator(d) if i in used else d for i, d in enumerate(states)
         )
     _, merged = _trace_merge(reducer, state_tree, states, op)
-    _check_stable(reducer, state_tree, states, merged, op)
+    state = jax.tree.unflatten(state_tree, states)
+    check_stable(op, reducer, "merge", state, merged)
     result_tree, results = state_tree, states
     if reducer.finish is not None:
-        tree1 = jax.tree.structure((jax.tree.unflatten(state_tree, [0] * len(states)),))
-        _, out = _traced(reducer.finish, tree1, states, reducer, "finish", op)
+        _, out = traced(op, reducer, "finish", reducer.finish, state)
         outs, result_tree = jax.tree.flatten(out)
         results = tuple(np.dtype(v.dtype) for v in outs)
-    return Spec(
+    spec = Spec(
         reducer,
         tree,
-        tuple(map(np.dtype, raw)),
+        raw,
         tuple(map(np.dtype, elements)),
         state_tree,
         states,
@@ -341,18 +314,5 @@ def make_spec(reducer: Reducer, tree, raw, acc_dtype, index, op: str) -> Spec:
         results,
         index,
     )
-
-
-def _check_stable(reducer, state_tree, states, merged, op):
-    leaves, merged_tree = jax.tree.flatten(merged)
-    got = tuple(np.dtype(v.dtype) for v in leaves)
-    if merged_tree != state_tree or got != states:
-        raise TileTypeError(
-            message(
-                op,
-                expected=f"{reducer!r}'s merge to return a state like its operands, "
-                f"{state_tree} of {[d.name for d in states]}",
-                got=f"{merged_tree} of {[d.name for d in got]}",
-                way_out="Cast inside merge, or lift the element to the state's dtypes.",
-            )
-        )
+    check_parts(op, spec)
+    return spec

@@ -23,12 +23,12 @@ from jax.interpreters import ad
 
 from jaxtile._jax_private import iota_like
 from jaxtile.catalogue import logical_or
-from jaxtile.composite import matrix_affine
 from jaxtile.policy import Policy, ordered_tree
 from jaxtile.primitives._bind import bind_scan, raw_prefixes
 from jaxtile.primitives._fold import shift_in
 from jaxtile.primitives._scalar import convert, elementwise
 from jaxtile.primitives._spec import Spec, make_spec
+from jaxtile.recurrences import matrix_affine
 
 
 def is_float(dtype: Any) -> bool:

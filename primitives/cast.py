@@ -156,8 +156,8 @@ def _abstract(x, *, dtype):
                 "cast",
                 expected="an arithmetic dtype",
                 got=f"storage format {jnp.dtype(dtype).name}",
-                way_out=f"Use quantize(x, {jnp.dtype(dtype).name!r}, rounding=..., "
-                "overflow=...), which states both.",
+                way_out=f"x.astype({jnp.dtype(dtype).name!r}) is jax's own conversion; "
+                "quantize, which states rounding and overflow, is not in this release.",
             )
         )
     formats.require_arithmetic(x.dtype, "cast")

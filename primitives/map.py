@@ -27,6 +27,7 @@ from jax import core
 from jaxtile import _jax_private, formats
 from jaxtile.errors import NoDerivativeError, TileShapeError, TileTypeError, message
 from jaxtile.primitives._define import Out, define, zero_tangent
+from jaxtile.primitives._functions import IN_JAX, attempt, require_pure
 from jaxtile.primitives._scalar import as_closed, evaluate, inner_jaxpr, trace
 from jaxtile.primitives.map_linear import (
     batch_aligned,
@@ -77,9 +78,10 @@ def map_arrays(fn: Callable[..., Any], *args: Any, name: str = "map") -> Any:
         The pytree that fn returns, of arrays.
 
     Raises:
-        TileShapeError: fn returns something other than scalars, closes over a traced
-            array that is not a scalar, or the operands' shapes differ.
-        TileTypeError: a storage format, or no array at all.
+        TileShapeError: fn returns arrays, closes over a traced array that is not a
+            scalar, or the operands' shapes differ.
+        TileTypeError: a storage format, no array at all, or an fn that cannot be
+            traced, has side effects or returns nothing.
     """
     leaves, tree = jax.tree.flatten(args)
     constants = tuple((v,) if isinstance(v, bool | int | float) else () for v in leaves)
@@ -89,12 +91,16 @@ def map_arrays(fn: Callable[..., Any], *args: Any, name: str = "map") -> Any:
     for v in arrays:
         formats.require_arithmetic(v.dtype, name)
     shape = arrays[0].shape
+    dtypes = tuple(v.dtype for v in arrays)
+    tell = functools.partial(_expectation, name, leaves)
+    fits = functools.partial(attempt, name, tell)
     if _keeps_no_array(fn, set()):
         order = jax.tree.structure(tuple(arrays))
-        _, out = trace(call, order, tuple(v.dtype for v in arrays))
+        closed, out = fits(trace, call, order, dtypes)
     else:
-        call, captured, out = _hoist(call, arrays, name)
+        call, captured, closed, out = fits(_hoist, call, dtypes, name)
         arrays = [*(jnp.broadcast_to(c, shape) for c in captured), *arrays]
+    require_pure(name, "a function", closed)
     _check_results(out, name)
     arrays = _jax_private.align_varying(arrays)
     outs = map_p.bind(*arrays, region=Region(call, name))
@@ -111,6 +117,22 @@ def _require_array(arrays, count, name):
                 way_out="Wrap one with jnp.asarray.",
             )
         )
+
+
+def _expectation(name, leaves):
+    """What the function was expected to do with the operands, and the way out."""
+    kinds = ", ".join(
+        v.dtype.name if hasattr(v, "dtype") else type(v).__name__ for v in leaves
+    )
+    if name == "map":
+        return (
+            f"a function that jax can trace on scalars ({kinds})",
+            f"It takes one argument for each operand; {IN_JAX}.",
+        )
+    return (
+        f"operands that {name} takes, not ({kinds})",
+        "Convert them with jaxtile.cast.",
+    )
 
 
 def _call(fn, tree, constants, *scalars):
@@ -149,9 +171,9 @@ def _keeps_no_array(value: Any, seen: set[int]) -> bool:
     return type(value).__module__.split(".")[0] in _STATELESS
 
 
-def _hoist(call, arrays, name):
-    """The region with the arrays that it closes over as leading operands."""
-    scalars = [jax.ShapeDtypeStruct((), v.dtype) for v in arrays]
+def _hoist(call, dtypes, name):
+    """The region with the scalars that it closes over as leading operands."""
+    scalars = [jax.ShapeDtypeStruct((), d) for d in dtypes]
     closed, out = jax.make_jaxpr(call, return_shape=True)(*scalars)
     captured, kept = [], []
     for const in closed.consts:
@@ -172,7 +194,7 @@ def _hoist(call, arrays, name):
     fill = functools.partial(_fill, closed.jaxpr, tuple(kept))
     lead = [jax.ShapeDtypeStruct((), c.dtype) for c in captured]
     free = jax.make_jaxpr(fill)(*lead, *scalars)
-    return functools.partial(_replay, free, out), captured, out
+    return functools.partial(_replay, free, out), captured, free, out
 
 
 def _fill(jaxpr, kept, *scalars):
@@ -187,7 +209,17 @@ def _replay(closed, out, *scalars):
 
 
 def _check_results(out, name):
-    for leaf in jax.tree.leaves(out):
+    leaves = jax.tree.leaves(out)
+    if not leaves:
+        raise TileTypeError(
+            message(
+                name,
+                expected="a function that returns scalars",
+                got="None, or an empty pytree",
+                way_out="Return at least one scalar.",
+            )
+        )
+    for leaf in leaves:
         if leaf.shape != ():
             raise TileShapeError(
                 message(

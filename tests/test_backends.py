@@ -64,6 +64,38 @@ def test_supports_rejects_unknown_names(op, backend):
         jt.supports(op, backend, X)
 
 
+@pytest.mark.parametrize("bad", [[], None, 3, np.array(["a", "b"])])
+def test_names_are_strings(bad):
+    for call in (
+        lambda: jt.supports(bad, "tpu", X),
+        lambda: jt.supports("cast", bad, X, "float16"),
+    ):
+        with pytest.raises(jt.errors.TileValueError, match="supports: expected .* in "):
+            call()
+    if bad is not None:
+        with pytest.raises(jt.errors.TileValueError, match="implementation in"):
+            jt.reduce(jnp.ones(3), 0, jt.add, implementation=bad)
+        with pytest.raises(jt.errors.TileValueError, match="implementation in"):
+            with jt.use_implementation(bad):
+                pass
+
+
+def test_what_explain_and_supports_take():
+    with pytest.raises(jt.errors.TileTypeError, match="explain: .*a function; got 3"):
+        jt.explain(3)
+    with pytest.raises(
+        jt.errors.TileTypeError, match="supports: .*reduce.*Pass x, axis"
+    ):
+        jt.supports("reduce", "tpu", X)
+    wide = jax.ShapeDtypeStruct((8, 128), "float64")
+    for call in (
+        lambda: jt.explain(jt.exp)(wide),
+        lambda: jt.supports("reduce", "tpu", wide, 0, jt.add),
+    ):
+        with pytest.raises(jt.errors.TileTypeError, match="jax_enable_x64 is off"):
+            call()
+
+
 def test_support_table_agrees_with_supports():
     lines = jt.support_table().splitlines()
     width = len(lines[0].split("|"))

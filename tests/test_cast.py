@@ -220,7 +220,7 @@ def test_64_bits_need_x64(dtype):
 
 @pytest.mark.parametrize("x", [[1.0], "one", None, 1j, object()])
 def test_what_is_no_array_is_refused(x):
-    with pytest.raises(TileTypeError, match="cast: expected an array, a tile"):
+    with pytest.raises(TileTypeError, match="cast: expected arrays, tiles or numbers"):
         cast(x, jnp.float32)
 
 

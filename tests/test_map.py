@@ -234,7 +234,7 @@ def test_every_shape(shape):
 
 ERRORS = [
     (lambda: tile_map(3, jnp.ones(2)), TileTypeError, "a function as the first"),
-    (lambda: tile_map(abs, "x"), TileTypeError, "tiles, arrays and Python scalars"),
+    (lambda: tile_map(abs, "x"), TileTypeError, "arrays, tiles or numbers"),
     (lambda: tile_map(lambda: 1), TileTypeError, "at least one array"),
     (
         lambda: tile_map(lambda v: jnp.ones(3) * v, jnp.ones(2)),
@@ -246,7 +246,73 @@ ERRORS = [
     (lambda: activations.gelu(None), TileTypeError, "gelu: expected arrays, tiles"),
     (lambda: ite(jnp.ones(2), 1, 2), TileTypeError, "ite: expected a bool condition"),
     (lambda: ite(1, 1, 2), TileTypeError, "ite: expected a bool condition"),
+    (lambda: ite("a", 1, 2), TileTypeError, "ite: expected arrays, tiles or numbers"),
+    (lambda: ite(jax.random.key(0), 1, 2), TileTypeError, "ite: .*got dtype key<fry>"),
+    (
+        lambda: elementwise.exp(),
+        TileTypeError,
+        r"the arguments of exp\(x\); got missing",
+    ),
+    (lambda: elementwise.power(1), TileTypeError, r"arguments of power\(x, y\)"),
+    (lambda: elementwise.exp(y=1), TileTypeError, "exp: .*Pass x"),
+    (lambda: elementwise.sign(True), TileTypeError, r"that sign takes, not \(bool\)"),
+    (lambda: elementwise.power(2, -1), TileTypeError, "power: .*negative powers"),
+    (
+        lambda: elementwise.power(jnp.arange(3), -1),
+        TileTypeError,
+        r"power: expected operands that power takes, not \(int32, int\)",
+    ),
+    (lambda: activations.gelu(1.0, "yes"), TileTypeError, "gelu: .*True or False"),
+    (lambda: activations.gelu(1.0, None), TileTypeError, "gelu: .*got None"),
 ]
+BAD_FUNCTIONS = [
+    (lambda: 1, "takes 0 positional arguments"),
+    (lambda v, w: v, "missing 1 required"),
+    (np.sin, "TracerArrayConversionError.*not NumPy"),
+    (math.sin, "ConcretizationTypeError|TypeError"),
+    (lambda v: v if v > 0 else -v, "TracerBoolConversionError.*jnp.where"),
+    (lambda v: "a", "TypeError: .*<class 'str'>"),
+    (lambda v: v.real_part, "AttributeError"),
+    (lambda v: {}[1], "KeyError: 1"),
+    (lambda v: v[0], "IndexError"),
+    (lambda v: v + 2**40, "OverflowError"),
+    (lambda v: None, "a function that returns scalars; got None"),
+    (lambda v: [], "a function that returns scalars; got None, or an empty"),
+    (lambda v: 1j * v, "one of float16, .*got dtype complex64"),
+    (lambda v: jax.debug.print("{v}", v=v) or v, "without side effects; got debug_"),
+    (lambda v: jax.jit(_print)(v), "without side effects; got debug_"),
+    (lambda v: jax.lax.cond(v > 0, _print, _print, v), "without side effects"),
+    (lambda v: jax.pure_callback(np.sin, v, v), "side effects; got pure_callback"),
+]
+
+
+def _print(v):
+    jax.debug.print("{v}", v=v)
+    return v
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(("fn", "sentence"), BAD_FUNCTIONS)
+def test_functions_that_cannot_be_mapped(fn, sentence, keep):
+    scale = jnp.float32(1)  # closing over an array takes another way through the trace
+    call = (lambda *v: (scale, fn(*v))[1]) if keep else fn
+    with pytest.raises(TileTypeError, match=f"(?s)^map: expected .*{sentence}"):
+        tile_map(call, jnp.ones(2))
+
+
+def test_what_a_function_raises_of_its_own_is_not_hidden():
+    class Own(Exception):
+        pass
+
+    def fn(v):
+        raise Own
+
+    with pytest.raises(Own):
+        tile_map(fn, jnp.ones(2))
+    with pytest.raises(TileShapeError, match="^ite: expected shapes that broadcast"):
+        tile_map(
+            lambda v: ite(np.ones(2, bool), v, np.ones(3, np.float32)), jnp.ones(2)
+        )
 
 
 @pytest.mark.parametrize(("call", "kind", "sentence"), ERRORS)

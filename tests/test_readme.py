@@ -34,7 +34,6 @@ def test_benchmark_table_is_the_committed_one(report):
 
 
 def test_links_of_the_documents_exist():
-
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / name).read_text()):
             assert (ROOT / target).exists(), f"{name} links to {target}"

@@ -178,6 +178,47 @@ def test_linear_recurrence():
     assert h.dtype == jnp.float32
 
 
+@pytest.mark.parametrize("policy", ["ordered_tree", "fixed_tree", "fold_left"])
+def test_recurrence_of_a_weak_number(policy):
+    want = 2.0 ** np.arange(1, 51) - 1  # 2^50 is no 32-bit integer
+    h = jt.linear_recurrence(2, jnp.ones(50), 0, policy=policy)
+    assert h.dtype == jnp.float32
+    np.testing.assert_allclose(h, want, rtol=1e-6)
+    h = jt.linear_recurrence(jnp.full(50, 2.0), 1, 0, policy=policy)
+    np.testing.assert_allclose(h, want, rtol=1e-6)
+    h = jt.linear_recurrence(3, jnp.arange(4), 0, 1, policy=policy)
+    np.testing.assert_array_equal(h, [3, 10, 32, 99])
+    # A weak 0.1 is not rounded to bfloat16 on the way to the float32 accumulator.
+    h = jt.linear_recurrence(0.1, jnp.ones(2, jnp.bfloat16), 0, policy=policy)
+    np.testing.assert_array_equal(h, np.float32([1, np.float32(0.1) + np.float32(1)]))
+
+
+def test_recurrence_of_a_weak_number_beside_64_bits(x64):
+    for dtype in (jnp.float32, jnp.float64):
+        slope = jax.grad(
+            lambda a, d=dtype: jt.linear_recurrence(a, jnp.ones(3, d), 0)[2]
+        )
+        assert jt.linear_recurrence(0.5, jnp.ones(3, dtype), 0).dtype == dtype
+        assert float(slope(0.5)) == 2.0
+
+
+def test_recurrence_of_tiles_joins_their_dims():
+    rows, time = jt.dims("rows time")
+    b = np.arange(6, dtype=np.float32).reshape(2, 3)
+    a, h0 = np.float32([0.5, 2.0, -1.0]), np.float32([1.0, -1.0])
+    got = jt.linear_recurrence(
+        jt.tile(a, time), jt.tile(b, (rows, time)), time, jt.tile(h0, rows)
+    )
+    h, want = h0, []
+    for t in range(3):
+        h = a[t] * h + b[:, t]
+        want.append(h)
+    assert got.dims == (rows, time)
+    np.testing.assert_array_equal(got.array, np.stack(want, 1))
+    got = jt.linear_recurrence(0.5, jt.tile(b, (rows, time)), rows)
+    np.testing.assert_array_equal(got.array, [b[0], 0.5 * b[0] + b[1]])
+
+
 def test_pytree_elements():
     x = {"a": jnp.array([1.0, 2.0]), "b": jnp.array([3, 4], jnp.int8)}
     both = jt.Reducer(

@@ -11,7 +11,7 @@ from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._before import Before, Carry, Seed
 from jaxtile.pallas_lowering.mosaic_gpu._launch import Program, launch
 from jaxtile.pallas_lowering.mosaic_gpu._shown import Shown
-from jaxtile.pallas_lowering.mosaic_gpu._source import Reader, Stretch
+from jaxtile.pallas_lowering.mosaic_gpu._source import Block, Reader, Stretch
 from jaxtile.pallas_lowering.mosaic_gpu.reduce_columns import chain_blocks
 
 _WARPS = 4
