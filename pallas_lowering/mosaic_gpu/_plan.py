@@ -81,14 +81,12 @@ class Columns:
         block: places written out in the loop's body.
         chunk: elements of one thread's stretch of a fibre.
         chunks: stretches of a fibre; more than one need another launch.
-        ahead: blocks that are loaded before they are needed.
     """
 
     vector: int
     block: int
     chunk: int
     chunks: int
-    ahead: int = 1
 
 
 def reduce_columns(
@@ -100,8 +98,8 @@ def reduce_columns(
     block = min(power_of_two(n), max(4, 64 // (vector * leaves)))
     blocks = power_of_two(-(-n // block))
     threads = fibres // vector
-    per_thread = threads * blocks // (32 * _ENOUGH_WARPS)
-    chunk = block * max(1, min(16, power_of_two(per_thread)))
+    per_thread = threads * blocks // (16 * _ENOUGH_WARPS)
+    chunk = block * max(1, min(32, power_of_two(per_thread)))
     return Columns(vector, block, chunk, -(-n // chunk))
 
 
@@ -135,10 +133,10 @@ def scan_columns(fibres: int, n: int, vector: int, leaves: int, whole: bool) -> 
     if whole or fibres >= _ENOUGH_THREADS:
         while vector > 1 and fibres // vector < 4 * _ENOUGH_THREADS:
             vector //= 2
-        block = min(power_of_two(n), max(4, 32 // (vector * leaves)))
         # Few threads must each have much in flight, and have registers to spare.
-        ahead = 3 if fibres < 4 * _ENOUGH_THREADS else 1
-        return Columns(vector, block, n if whole else power_of_two(n), 1, ahead)
+        values = 64 if fibres < 4 * _ENOUGH_THREADS else 32
+        block = min(power_of_two(n), max(4, values // (vector * leaves)))
+        return Columns(vector, block, n if whole else power_of_two(n), 1)
     block = min(power_of_two(n), max(4, 32 // (vector * leaves)))
     wanted = -(-8 * _ENOUGH_THREADS * vector // fibres)
     chunk = max(4 * block, power_of_two(-(-n // wanted)))

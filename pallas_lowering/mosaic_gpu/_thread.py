@@ -137,33 +137,42 @@ def loop(count: ir.Value, body: Callable, carry: Sequence[ir.Value]) -> list[ir.
 
 
 def pipelined(
-    count: ir.Value,
-    fetch: Callable,
-    body: Callable,
-    carry: Sequence[ir.Value],
-    depth: int = 1,
+    count: ir.Value, fetch: Callable, body: Callable, carry: Sequence[ir.Value]
 ) -> list[ir.Value]:
-    """A loop that loads what later steps need before it computes the present one.
+    """A loop that loads what the next step needs before it computes the present one.
+
+    Two steps are written out, so that loaded registers need no copy from step to step:
+    a copy would wait for the load.
 
     Args:
         count: how many steps, at least one.
-        fetch: `step -> loaded values`; the last step's are loaded again for steps
-            beyond it.
+        fetch: `step -> loaded values`; steps beyond the last load that again.
         body: `(step, loaded, carry) -> carry`.
         carry: what goes from step to step.
-        depth: how many steps ahead.
     """
     last = arith.subi(count, i32(1))
-    loaded: list[ir.Value] = []
-    for k in range(depth):
-        loaded += fetch(arith.minsi(i32(k), last))
-    size, k = len(loaded) // depth, len(loaded)
 
-    def step(t, values):
-        ahead = fetch(arith.minsi(arith.addi(t, i32(depth)), last))
-        return [*values[size:k], *ahead, *body(t, values[:size], values[k:])]
+    def bounded(step):
+        return list(fetch(arith.minsi(step, last)))
 
-    return loop(count, step, [*loaded, *carry])[k:]
+    first = bounded(i32(0))
+    k = len(first)
+
+    def pair(t, values):
+        even = arith.muli(t, i32(2))
+        odd = arith.addi(even, i32(1))
+        ahead = bounded(odd)
+        carried = body(even, values[:k], values[k:])
+        beyond = bounded(arith.addi(even, i32(2)))
+        return [*beyond, *body(odd, ahead, carried)]
+
+    values = loop(arith.shrui(count, i32(1)), pair, [*first, *carry])
+    return branch(
+        bit_of(count, 0),
+        [v.type for v in values[k:]],
+        lambda: body(last, values[:k], values[k:]),
+        lambda: values[k:],
+    )
 
 
 @contextlib.contextmanager

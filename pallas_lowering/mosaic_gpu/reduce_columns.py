@@ -50,7 +50,7 @@ def _stretch(reader: Reader, plan, start, base) -> list[State]:
             out += counter.push(t, carry[v * size : (v + 1) * size], state)
         return out
 
-    carry = th.pipelined(count, rows.fetch, body, empty * plan.vector, plan.ahead)
+    carry = th.pipelined(count, rows.fetch, body, empty * plan.vector)
     parts = [carry[v * size : (v + 1) * size] for v in range(plan.vector)]
     return [counter.total(count, p) for p in parts]
 
@@ -80,7 +80,7 @@ def chain_blocks(algebra: Algebra, n: int, plan, source, states, advance):
     Args:
         algebra: the reducer.
         n: how many places.
-        plan: how many at once, and how far ahead they are loaded.
+        plan: how many at once.
         source: `fetch(first, times)` loads them.
         states: where to start, or None to start from the first place.
         advance: `(states, loaded, first, times) -> states`.
@@ -110,7 +110,6 @@ def chain_blocks(algebra: Algebra, n: int, plan, source, states, advance):
             lambda t: source.fetch(first(t), times),
             body,
             _packed(algebra, states),
-            plan.ahead,
         )
         return _unpacked(algebra, carry, like)
 

@@ -126,7 +126,7 @@ class _Walk:
         count = arith.divui(span, th.i64(plan.block))
         count = arith.trunci(ir.IntegerType.get_signless(32), count)
         carry = [v for s in starts for v in s]
-        th.pipelined(count, source.fetch, body, carry, plan.ahead)
+        th.pipelined(count, source.fetch, body, carry)
 
     def _at_end(self, k, first, after, fixed):
         """Under `fixed_tree` a chunk's last prefix joins larger blocks than its own."""

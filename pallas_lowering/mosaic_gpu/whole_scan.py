@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import jax
 
+from jaxtile.composite import affine
 from jaxtile.pallas_lowering.mosaic_gpu import _plan, whole_reduce
 from jaxtile.pallas_lowering.mosaic_gpu._before import Seed
 from jaxtile.pallas_lowering.mosaic_gpu._shown import Shown
@@ -40,6 +41,9 @@ def _scan(fibres: Fibres, seed: Seed, shown: Shown, policy: Policy) -> list[jax.
     plan = _plan.scan_columns(outer * inner, n, vector, leaves, chain)
     if plan.chunks > 1:
         seed = _chunk_seeds(fibres, seed, plan, policy)
+    elif policy.kind is Kind.TREE and fibres.algebra.spec.reducer is affine:
+        # A recurrence as it is written: one multiply and one add a step.
+        chain = True
     return columns(fibres, seed, shown, plan, chain, fixed)
 
 
