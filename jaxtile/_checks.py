@@ -22,8 +22,8 @@ _ENABLE = 'set jax.config.update("jax_enable_x64", True)'
 def operand(op: str, value: Any, *, wide: bool = False) -> Any:
     """The value, if the op can take it as it is: a tile, an array or a number.
 
-    Nothing narrows on the way in. A Python or NumPy scalar takes the precision that jax
-    gives it, but must not overflow.
+    Python numbers and NumPy values take the precision that jax gives them, but none may
+    overflow on the way in.
 
     Args:
         op: the op that asks, for the message.
@@ -92,7 +92,11 @@ def _array_of(op: str, value: Any) -> Any:
 
 def _require_32_bits(op: str, value: Any) -> None:
     got = way_out = None
-    if isinstance(value, np.ndarray | jax.Array):
+    if isinstance(value, np.ndarray):
+        if value.dtype.itemsize == 8 and not _fits(value):
+            got = f"an array of {value.dtype.name} with larger values"
+            way_out = f"Narrow it by {_cast_of(value.dtype)}"
+    elif isinstance(value, jax.Array):
         if value.dtype.itemsize == 8:
             got = f"an array of {value.dtype.name}"
             way_out = f"Narrow it by {_cast_of(value.dtype)}"
@@ -112,6 +116,17 @@ def _require_32_bits(op: str, value: Any) -> None:
                 way_out=f"{way_out}, or {_ENABLE}.",
             )
         )
+
+
+def _fits(value: np.ndarray) -> bool:
+    """Whether jax's 32-bit form of a 64-bit NumPy array overflows nowhere."""
+    if value.dtype.kind == "f":
+        top = np.finfo(np.float32).max
+        return not np.any(np.isfinite(value) & (np.abs(value) > top))
+    if value.size == 0:
+        return True
+    info = np.iinfo(value.dtype.name.replace("64", "32"))
+    return bool(info.min <= value.min() and value.max() <= info.max)
 
 
 def _cast_of(dtype: np.dtype) -> str:

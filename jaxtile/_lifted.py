@@ -22,7 +22,7 @@ Returns:
 
 Raises:
     TileTypeError: an operand is none of these, has a format that the function does not
-        take, or has 64 bits while jax_enable_x64 is off.
+        take, or overflows in the 32 bits that jax gives it while jax_enable_x64 is off.
     TileShapeError: the shapes or dims do not broadcast.
 
 Example:"""

@@ -204,8 +204,8 @@ def explain(
         without running it and gives a `Report`.
 
     Raises:
-        TileTypeError: fn is no function; when called, an argument of 64 bits while
-            jax_enable_x64 is off.
+        TileTypeError: fn is no function; when called, an argument that overflows
+            in jax's 32 bits while jax_enable_x64 is off.
         TileError: fn itself raises it when traced.
 
     Example:

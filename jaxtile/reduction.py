@@ -69,7 +69,7 @@ def reduce(
         TileShapeError: axes, shapes or dims do not fit; an empty fibre without a seed of
             a reducer that has no empty value; a sharded axis on an explicit mesh.
         TileTypeError: an operand that is no array, tile or number, has a storage format,
-            or has 64 bits with x64 off; a mask or keepdims that is not bool; a seed, or
+            or overflows in 32 bits with x64 off; a mask or keepdims that is not bool; a seed, or
             a part of the reducer, that does not fit the state.
         UnsupportedOnBackend: the implementation that was asked for refuses: when traced
             for a shape or format, when lowered for a platform or device.
@@ -152,7 +152,7 @@ def scan(
         TileShapeError: axis, shapes or dims do not fit; the prefix of nothing of a
             reducer without identity; a sharded axis on an explicit mesh.
         TileTypeError: an operand that is no array, tile or number, has a storage format,
-            or has 64 bits with x64 off; a mask or flag that is not bool; a seed, or a
+            or overflows in 32 bits with x64 off; a mask or flag that is not bool; a seed, or a
             part of the reducer, that does not fit the state.
         UnsupportedOnBackend: the implementation that was asked for refuses: when traced
             for a shape or format, when lowered for a platform or device.
@@ -268,7 +268,8 @@ def _coefficient(value: Any, other: Any) -> Any:
     if is_tile(value):
         return value
     array = jnp.asarray(value)
-    sums = formats.accumulator(jnp.result_type(getattr(other, "dtype", other)))
+    kind = jnp.result_type(getattr(other, "dtype", other))
+    sums = formats.accumulator(jax.dtypes.canonicalize_dtype(kind))
     if bool in (array.dtype, sums) or not _is_weak(value):
         return array
     if jnp.issubdtype(array.dtype, jnp.floating) > jnp.issubdtype(sums, jnp.floating):

@@ -195,8 +195,8 @@ def tile(array: Any, dims: Dim | Sequence[Dim]) -> Tile:
     """An array with its axes named.
 
     Args:
-        array: a jax or NumPy array, or a NumPy scalar, of any format; of 64 bits only
-            with jax_enable_x64.
+        array: a jax or NumPy array, or a NumPy scalar, of any format; values of 64
+            bits that fit in 32, or with jax_enable_x64.
         dims: one distinct `Dim` for each axis, in axis order; a single one may stand
             alone.
 
