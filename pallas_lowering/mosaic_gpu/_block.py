@@ -175,6 +175,13 @@ class Block:
             leaves.append(dg.each(lambda v: convert(v, np.int32, kind), where))
         return dg.each(lambda flag, *mine: [list(mine), flag], flags, *leaves)
 
+    def of_fibres(self, places: np.ndarray) -> np.ndarray:
+        """A place for each of a thread's fibres: extents of 1 along the axes."""
+        counts = list(places.shape)
+        for digit in self.order:
+            counts[digit.dim] = 1
+        return np.empty(counts, object)
+
     def seeds(self, arrays: Sequence[np.ndarray], like: np.ndarray) -> np.ndarray | None:
         """The state before each fibre, or None."""
         parts = arrays[self.sizes.placed :]

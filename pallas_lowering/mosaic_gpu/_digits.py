@@ -7,6 +7,7 @@ is before and after each block down.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -116,8 +117,8 @@ def fibres(array: np.ndarray, order: Sequence[Digit]) -> tuple[list, Callable]:
     kept = [d for d in range(array.ndim) if d not in dims]
     moved = array.transpose(*kept, *dims)
     ends = moved.shape[: len(kept)]
-    flat = np.empty((int(np.prod(ends)), int(np.prod(moved.shape[len(kept) :]))), object)
-    flat.flat[:] = list(moved.flat)
+    items, length = list(moved.flat), math.prod(moved.shape[len(kept) :])
+    rows = [items[k : k + length] for k in range(0, len(items), length)]
 
     def back(rows: Sequence, whole: bool) -> np.ndarray:
         shape = moved.shape if whole else (*ends, *(1,) * len(dims))
@@ -127,7 +128,7 @@ def fibres(array: np.ndarray, order: Sequence[Digit]) -> tuple[list, Callable]:
             out[place] = item
         return out.transpose(*np.argsort([*kept, *dims]))
 
-    return [list(row) for row in flat], back
+    return rows, back
 
 
 def chain(algebra: Algebra, places: Sequence, start: State | None, right: bool) -> list:

@@ -105,7 +105,7 @@ class Form:
     def counts(self) -> tuple[int, ...]:
         """The shape of a thread's scalars."""
         if not self.shape:
-            return ()
+            return (1,)
         counts = list(self.tiled.registers_shape(self.view))
         counts[self.tiled.vector_dim] = self.tiled.vector_length
         return tuple(counts)
@@ -120,7 +120,7 @@ class Form:
         """A thread's scalars of a value."""
         out = np.empty(self.counts, object)
         if not self.shape:
-            out[()] = value.registers.item()
+            out[0] = value.registers.item()
             return out
         regs = value.registers.reshape(self.tiled.registers_shape(self.view))
         flat = [vector.extract(regs[r], [], [i]) for r, i in self._registers()]
@@ -159,7 +159,7 @@ class Form:
             strides[a], step = step, step * self.shape[a]
         out = np.empty(self.counts, object)
         if not self.shape:
-            out[()] = th.i32(0)
+            out[0] = th.i32(0)
         elif self.strided:
             flat = self._linear((1,))
             out.flat[:] = [self._of_flat(v, strides) for v in flat.flat]

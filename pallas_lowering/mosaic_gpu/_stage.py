@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 from jax.experimental.mosaic.gpu import utils
 from jaxlib.mlir import ir
@@ -20,6 +21,8 @@ from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._lanes import Form, Thread
 from jaxtile.pallas_lowering.mosaic_gpu._launch import Program
 from jaxtile.pallas_lowering.mosaic_gpu._region import constant, type_of
+from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres
+from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra
 
 _THREADS = 128
 _ALIGNED = 16
@@ -102,6 +105,13 @@ class Stage:
     def bytes(self) -> int:
         """Shared memory of a warpgroup."""
         return self.offsets[1]
+
+    def view(self, algebra: Algebra, masked: bool, flipped: bool) -> Fibres:
+        """The fibres in shared memory, as walks take them."""
+        shape = (1, self.length, self.pitch)
+        leaves = [jax.ShapeDtypeStruct(shape, d) for d in self.places]
+        mask = leaves.pop() if masked else None
+        return Fibres(algebra, tuple(leaves), mask, shape, flipped)
 
     def program(self, memory: ir.Value) -> Program:
         """The arrays: places and seeds, then what is shown and the totals."""
@@ -195,8 +205,6 @@ def run(
     """
     program = stage.program(memory)
     rounds = -(-stage.fibres // stage.each)
-    kinds = [type_of(b.dtype) for b in program.outputs]
-
     def once(first, held):
         # What an earlier op left there may be read still.
         utils.warpgroup_barrier()
@@ -223,7 +231,6 @@ def run(
         held = _loop(rounds, stage.each, once, sizes, program)
     # The memory may serve another op next.
     utils.warpgroup_barrier()
-    del kinds
     return held
 
 

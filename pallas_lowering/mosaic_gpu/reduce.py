@@ -6,14 +6,13 @@ orders walk each fibre in one thread, through shared memory.
 
 from __future__ import annotations
 
-import jax
 from jaxlib.mlir import ir
 
 from jaxtile.pallas_lowering.mosaic_gpu import BACKEND, _block, _plan
 from jaxtile.pallas_lowering.mosaic_gpu import _digits as dg
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._sink import Sink
-from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres, Reader, Stretch
+from jaxtile.pallas_lowering.mosaic_gpu._source import Reader, Stretch
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra
 from jaxtile.pallas_lowering.mosaic_gpu.reduce_columns import chain, seed_states, stretch
 from jaxtile.policy import Kind, Transform
@@ -75,7 +74,7 @@ class _Reduce:
     def walk(self, stage, program, fibre: ir.Value) -> None:
         """One fibre in shared memory."""
         algebra, n = self.algebra, stage.length
-        fibres = staged_fibres(stage, algebra, self.masked, self.right)
+        fibres = stage.view(algebra, self.masked, self.right)
         reader = Reader(fibres, program.inputs)
         seeds = len(stage.seeds)
         sink = Sink(algebra, stage.each, None, False)
@@ -90,14 +89,6 @@ class _Reduce:
             plan = _plan.Columns(1, block, _plan.power_of_two(n), 1)
             (state,) = stretch(reader, plan, th.i64(0), fibre)
         sink.write(program, fibre, state)
-
-
-def staged_fibres(stage, algebra: Algebra, masked: bool, flipped: bool) -> Fibres:
-    """The fibres of a stage, as walks take them."""
-    shape = (1, stage.length, stage.pitch)
-    leaves = [jax.ShapeDtypeStruct(shape, d) for d in stage.places]
-    mask = leaves.pop() if masked else None
-    return Fibres(algebra, tuple(leaves), mask, shape, flipped)
 
 
 @BACKEND.lowers(reduce_p, _refuse, scratch_bytes=_scratch_bytes)
