@@ -9,68 +9,51 @@ not there is an error.
 import contextlib
 import re
 
-import ml_dtypes
 import numpy as np
+from jax.experimental.mosaic import gpu as mgpu
+from jax.interpreters import mlir
 from jaxlib.mlir import ir
+
+from simt_values import Values, choose, dtype_of, element, signed
 
 _SHARED, _ARENA = 1 << 40, 1 << 22
 _WARPGROUP, _WARP = 128, 32
-_FLOATS = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
-_FLOATS["bf16"] = ml_dtypes.bfloat16
-
-
-def _dtype(kind):
-    text = str(kind)
-    if text in _FLOATS:
-        return np.dtype(_FLOATS[text])
-    if text == "i1":
-        return np.dtype(bool)
-    if text == "index" or text.startswith("!llvm.ptr"):
-        return np.dtype(np.int64)
-    return np.dtype(f"u{int(text[1:]) // 8}") if text[1:] != "1" else np.dtype(bool)
-
-
-def _element(kind):
-    return kind.element_type if isinstance(kind, ir.VectorType) else kind
-
-
-def _signed(v):
-    return v if v.dtype.kind != "u" else v.view(f"i{v.dtype.itemsize}")
 
 
 class _Shared:
-    """Who touched which word of shared memory since the last barrier."""
+    """Who touched which byte of shared memory since the last barrier."""
 
     def __init__(self, threads):
         self.epoch = 0
-        shape = (_ARENA // 4,)
-        self.wrote, self.read = (np.full(shape, -1) for _ in range(2))
-        self.writer, self.reader = (np.full(shape, -1) for _ in range(2))
-        self.owner = np.full(shape, -1)
+        self.wrote, self.read, self.writer, self.reader, self.owner = (
+            np.full(_ARENA, -1) for _ in range(5)
+        )
         self.threads = np.arange(threads)
 
-    def touch(self, address, mask, writes, changes):
-        words = (address[mask] - _SHARED) // 4
-        who = self.threads[mask]
+    def touch(self, bytes_, who, changes):
+        """Threads touch their bytes; `changes` of them change them, or None: they read."""
+        who = np.broadcast_to(who[:, None], bytes_.shape)
         group = who // _WARPGROUP
-        foreign = (self.owner[words] >= 0) & (self.owner[words] != group)
-        assert not foreign.any(), "two warpgroups share a word"
-        self.owner[words] = group
-        fresh = self.wrote[words] == self.epoch
-        raced = fresh & (self.writer[words] != who) & (changes[mask] if writes else True)
-        assert not raced.any(), f"race: {'write' if writes else 'read'} after write"
-        if writes:
-            fresh = self.read[words] == self.epoch
-            raced = fresh & (self.reader[words] != who) & changes[mask]
-            assert not raced.any(), "race: write after read"
-            self.wrote[words], self.writer[words] = self.epoch, who
-        else:
-            several = (self.read[words] == self.epoch) & (self.reader[words] != who)
-            self.reader[words] = np.where(several, -2, who)
-            self.read[words] = self.epoch
+        foreign = (self.owner[bytes_] >= 0) & (self.owner[bytes_] != group)
+        assert not foreign.any(), "race: two warpgroups share a byte"
+        self.owner[bytes_] = group
+        now = self.wrote[bytes_] == self.epoch
+        raced = now & (self.writer[bytes_] != who)
+        if changes is not None:
+            raced &= changes[:, None]
+        kind = "read" if changes is None else "write"
+        assert not raced.any(), f"race: {kind} after write"
+        was_read = self.read[bytes_] == self.epoch
+        other = was_read & (self.reader[bytes_] != who)
+        if changes is None:
+            self.reader[bytes_] = np.where(other, -2, who)
+            self.read[bytes_] = self.epoch
+            return
+        assert not (other & changes[:, None]).any(), "race: write after read"
+        self.wrote[bytes_], self.writer[bytes_] = self.epoch, who
 
 
-class Machine:
+class Machine(Values):
     """Runs a module's kernel over arrays.
 
     Args:
@@ -78,17 +61,10 @@ class Machine:
     """
 
     def __init__(self, text):
-        self.context = ir.Context()
+        self.context = mlir.make_ir_context()
         self.context.allow_unregistered_dialects = True
         with self.context:
-            from jax._src.interpreters import mlir
-
-            self.context = mlir.make_ir_context()
-            self.context.allow_unregistered_dialects = True
-        with self.context:
-            from jax._src.lib import mosaic_gpu_dialect
-
-            mosaic_gpu_dialect.register_dialect(self.context)
+            mgpu.dialect.register_dialect(self.context)
             self.module = ir.Module.parse(text, self.context)
 
     def run(self, arrays, outs):
@@ -151,27 +127,14 @@ class Machine:
                 self.set(result, data)
         return []
 
-    def _simple(self, name):
-        if name in _ELEMENTWISE:
-            fn = _ELEMENTWISE[name]
-
-            def run(op, *args):
-                out = fn(*args)
-                return out.astype(_dtype(_element(op.results[0].type)))
-
-            return run
-        raise NotImplementedError(name)
-
     # Structure.
 
     def op_llvm_mlir_global(self, op):
         return []
 
     def op_gpu_launch(self, op, *args):
-        sizes = [int(a[0]) for a in args if isinstance(a, np.ndarray)]
-        dims = [s for s in sizes if s >= 0][-7:-1] if len(sizes) > 6 else sizes[:6]
         body = op.regions[0].blocks[0]
-        operands = [int(self.env[v][0]) for v in op.operands if _is_index(v)]
+        operands = [int(self.env[v][0]) for v in op.operands if str(v.type) == "index"]
         self.grid, self.cta = operands[:3], operands[3:6]
         assert self.grid == [1, 1, 1], "one CTA"
         self.threads = int(np.prod(self.cta))
@@ -201,27 +164,29 @@ class Machine:
         if then is None or other is None:
             found = then or other
         else:
-            found = [_where(condition, a, b) for a, b in zip(then, other, strict=True)]
+            found = [choose(condition, a, b) for a, b in zip(then, other, strict=True)]
         return found[0] if len(op.results) == 1 else found
 
     def op_scf_for(self, op, low, high, step, *carry):
         body, carry = op.regions[0].blocks[0], list(carry)
         index = low.copy()
-        while (going := self.mask & (_signed(index) < _signed(high))).any():
+        while (going := self.mask & (signed(index) < signed(high))).any():
             with self._only(going):
                 for argument, v in zip(body.arguments, [index, *carry], strict=True):
                     self.set(argument, v)
                 new = self.block(body)
-            carry = [_where(going, a, b) for a, b in zip(new, carry, strict=True)]
+            carry = [choose(going, a, b) for a, b in zip(new, carry, strict=True)]
             index = index + step
         return carry[0] if len(op.results) == 1 else carry
 
     # Threads.
 
     def _of_thread(self, op, thread, other):
-        return np.full(self.threads, other, np.int64) if "x" not in str(
-            op.attributes["dimension"]
-        ) else thread
+        return (
+            np.full(self.threads, other, np.int64)
+            if "x" not in str(op.attributes["dimension"])
+            else thread
+        )
 
     def op_gpu_thread_id(self, op):
         return self._of_thread(op, np.arange(self.threads), 0)
@@ -241,7 +206,7 @@ class Machine:
     def op_nvvm_shfl_sync(self, op, members, value, where, clamp):
         assert self.mask.reshape(-1, _WARP).all(axis=1).any()
         lane = np.arange(self.threads) % _WARP
-        kind, where = str(op.attributes["kind"]), _signed(where).astype(np.int64)
+        kind, where = str(op.attributes["kind"]), signed(where).astype(np.int64)
         if "bfly" in kind:
             source = lane ^ where
         elif "idx" in kind:
@@ -259,7 +224,9 @@ class Machine:
 
     def _barrier(self):
         whole = self.mask.reshape(-1, _WARPGROUP)
-        assert (whole.all(axis=1) | ~whole.any(axis=1)).all(), "a barrier not met by all"
+        assert (whole.all(axis=1) | ~whole.any(axis=1)).all(), (
+            "a barrier not met by all"
+        )
         self.races.epoch += 1
 
     def op_llvm_inline_asm(self, op, *args):
@@ -289,51 +256,46 @@ class Machine:
         static = [int(i) for i in op.attributes["rawConstantIndices"]]
         kind = op.attributes["elem_type"].value
         count = int(np.prod(kind.shape)) if isinstance(kind, ir.VectorType) else 1
-        size = count * _dtype(_element(kind)).itemsize
+        size = count * dtype_of(element(kind)).itemsize
         (index,) = static
-        offset = _signed(dynamic[0]).astype(np.int64) if dynamic else index
+        offset = signed(dynamic[0]).astype(np.int64) if dynamic else index
         return base + offset * size
 
-    def _memory(self, address, mask, size, writes=False, changes=None):
-        shared = address >= _SHARED
-        where = address[mask]
-        assert shared[mask].all() or not shared[mask].any()
-        if mask.any() and shared[mask].all():
-            for word in range(0, size, 4):
-                self.races.touch(address + word, mask, writes, changes)
-            where = where - _SHARED
-            arena = self.shared
+    def _bytes(self, address, size):
+        """The memory, and the bytes in it, that the present threads mean."""
+        found = address[self.mask]
+        shared = found >= _SHARED
+        assert shared.all() or not shared.any()
+        if len(found) and shared.all():
+            arena, found = self.shared, found - _SHARED
         else:
             arena = self.arena
-        if mask.any():
-            assert (where >= 0).all() and (where + size <= _ARENA).all()
-            assert (where % min(size, 16) == 0).all(), "not aligned"
-        return arena, where[:, None] + np.arange(size)
+        if len(found):
+            assert found.min() >= 0
+            assert found.max() + size <= _ARENA
+            assert (found % min(size, 16) == 0).all(), "not aligned"
+        return arena, found[:, None] + np.arange(size)
 
     def _load(self, address, kind):
         n = int(np.prod(kind.shape)) if isinstance(kind, ir.VectorType) else 1
-        element = _dtype(_element(kind))
-        size = n * element.itemsize
-        arena, where = self._memory(address, self.mask, size)
-        raw = np.zeros((self.threads, size), np.uint8)
-        raw[self.mask] = arena[where]
-        found = raw.view(element)
+        item = dtype_of(element(kind))
+        arena, spots = self._bytes(address, n * item.itemsize)
+        if arena is self.shared:
+            self.races.touch(spots, np.flatnonzero(self.mask), None)
+        raw = np.zeros((self.threads, n * item.itemsize), np.uint8)
+        raw[self.mask] = arena[spots]
+        found = raw.view(item)
         return found if isinstance(kind, ir.VectorType) else found[:, 0]
 
     def _store(self, value, address):
-        flat = value.reshape(self.threads, -1)
-        raw = np.ascontiguousarray(flat).view(np.uint8)
-        size = raw.shape[1]
-        arena = self.shared if (address[self.mask] >= _SHARED).any() else self.arena
-        changes = np.ones(self.threads, bool)
+        flat = np.ascontiguousarray(value.reshape(self.threads, -1))
+        raw = flat.view(np.uint8)[self.mask]
+        arena, spots = self._bytes(address, raw.shape[1])
         if arena is self.shared:
-            spot = np.clip(address - _SHARED, 0, _ARENA - size)[:, None]
-            changes = (arena[spot + np.arange(size)] != raw).any(axis=1)
-        arena, where = self._memory(address, self.mask, size, True, changes)
-        arena[where] = raw[self.mask]
-        if arena is self.shared:
-            kept = (arena[where] == raw[self.mask]).all()
-            assert kept, "race: two threads write one word"
+            changes = (arena[spots] != raw).any(axis=1)
+            self.races.touch(spots, np.flatnonzero(self.mask), changes)
+        arena[spots] = raw
+        assert (arena[spots] == raw).all(), "race: two threads write one place"
 
     def op_llvm_load(self, op, address):
         return self._load(address, op.results[0].type)
@@ -356,19 +318,19 @@ class Machine:
 
     def op_memref_view(self, op, source, shift, *sizes):
         kind = ir.MemRefType(op.results[0].type)
-        return (source[0] + shift, tuple(kind.shape), _dtype(kind.element_type))
+        return (source[0] + shift, tuple(kind.shape), dtype_of(kind.element_type))
 
     def op_builtin_unrealized_conversion_cast(self, op, value):
         kind = op.results[0].type
         if isinstance(kind, ir.MemRefType):
-            return (value[0], tuple(kind.shape), _dtype(kind.element_type))
+            return (value[0], tuple(kind.shape), dtype_of(kind.element_type))
         return value
 
     def op_llvm_mlir_undef(self, op):
         kind = op.results[0].type
         if isinstance(kind, ir.VectorType):
             shape = (self.threads, *kind.shape)
-            return np.zeros(shape, _dtype(kind.element_type))
+            return np.zeros(shape, dtype_of(kind.element_type))
         return [None]
 
     def op_llvm_insertvalue(self, op, container, value):
@@ -389,162 +351,28 @@ class Machine:
     op_memref_collapse_shape = op_memref_expand_shape = _reshaped
     op_memref_reinterpret_cast = op_memref_cast = _reshaped
 
-    def _element(self, memref, index):
+    def op_memref_subview(self, op, source, *dynamic):
+        kind, dynamic = ir.MemRefType(op.results[0].type), list(dynamic)
+        offsets = [int(i) for i in op.attributes["static_offsets"]]
+        offsets = [dynamic.pop(0) if i < 0 else i for i in offsets]
+        return (self._spot(source, offsets), tuple(kind.shape), source[2])
+
+    def _spot(self, memref, index):
         base, shape, element = memref
         strides = [int(np.prod(shape[k + 1 :])) for k in range(len(shape))]
         flat = sum(i * s for i, s in zip(index, strides, strict=True))
         return base + flat * element.itemsize
 
     def op_memref_load(self, op, memref, *index):
-        return self._load(self._element(memref, index), op.results[0].type)
+        return self._load(self._spot(memref, index), op.results[0].type)
 
     op_vector_load = op_memref_load
 
     def op_memref_store(self, op, value, memref, *index):
-        self._store(value, self._element(memref, index))
+        self._store(value, self._spot(memref, index))
         return []
 
     op_vector_store = op_memref_store
-
-    # Values.
-
-    def op_arith_constant(self, op):
-        kind, attribute = op.results[0].type, op.attributes["value"]
-        if isinstance(kind, ir.VectorType):
-            number = ir.DenseElementsAttr(attribute).get_splat_value().value
-            shape = (self.threads, *kind.shape)
-            return _numbers(number, _dtype(kind.element_type), shape)
-        return _numbers(attribute.value, _dtype(kind), (self.threads,))
-
-    def op_vector_extract(self, op, value, *dynamic):
-        (position,) = [int(i) for i in op.attributes["static_position"]]
-        return value[:, position]
-
-    def op_vector_insert(self, op, value, container, *dynamic):
-        (position,) = [int(i) for i in op.attributes["static_position"]]
-        out = container.copy()
-        out[:, position] = value
-        return out
-
-    def op_vector_broadcast(self, op, value):
-        n = op.results[0].type.shape[0]
-        return np.repeat(value.reshape(self.threads, 1), n, axis=1)
-
-    def _bits(self, op, value):
-        kind = _dtype(_element(op.results[0].type))
-        return np.ascontiguousarray(value).view(kind)
-
-    op_arith_bitcast = op_vector_bitcast = op_llvm_bitcast = _bits
-
-    def op_arith_cmpi(self, op, a, b):
-        name = _INTEGER[int(op.attributes["predicate"])]
-        if name[0] == "s":
-            a, b = (_signed(v.view(np.uint8) if v.dtype == bool else v) for v in (a, b))
-        return _COMPARE[name.lstrip("su") if name != "eq" else name](a, b)
-
-    def op_arith_cmpf(self, op, a, b):
-        code = int(op.attributes["predicate"])
-        unordered, name = code > 7, _FLOAT[code % 8 if code <= 7 else code]
-        nan = np.isnan(a) | np.isnan(b)
-        return np.where(nan, unordered, _COMPARE[name](a, b))
-
-    def op_arith_select(self, op, condition, a, b):
-        return _where(condition, a, b)
-
-
-def _is_index(value):
-    return str(value.type) == "index"
-
-
-def _numbers(number, dtype, shape):
-    if dtype.kind == "u":
-        bits = dtype.itemsize * 8
-        return np.full(shape, int(number) % (1 << bits), dtype)
-    return np.full(shape, number, dtype)
-
-
-def _where(condition, a, b):
-    if a.ndim > condition.ndim:
-        condition = condition.reshape(-1, *(1,) * (a.ndim - 1))
-    return np.where(condition, a, b)
-
-
-_COMPARE = {
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-}
-_INTEGER = ("eq ne slt sle sgt sge ult ule ugt uge").split()
-_FLOAT = {1: "eq", 2: "gt", 3: "ge", 4: "lt", 5: "le", 6: "ne"}
-_FLOAT |= {8: "eq", 9: "gt", 10: "ge", 11: "lt", 12: "le", 13: "ne"}
-
-
-def _extreme(op):
-    def run(a, b):
-        tie = np.where(np.signbit(a) == (op is np.minimum), a, b)
-        return np.where(a == b, tie, op(a, b))
-
-    return run
-
-
-def _on_signed(op):
-    return lambda *args: op(*map(_signed, args))
-
-
-def _divide(a, b):
-    a, b = (v.astype(np.float64) for v in (a, b))
-    return np.trunc(a / b)
-
-
-_ELEMENTWISE = {
-    "arith_addf": np.add,
-    "arith_subf": np.subtract,
-    "arith_mulf": np.multiply,
-    "arith_divf": np.divide,
-    "arith_negf": np.negative,
-    "arith_maximumf": _extreme(np.maximum),
-    "arith_minimumf": _extreme(np.minimum),
-    "arith_addi": np.add,
-    "arith_subi": np.subtract,
-    "arith_muli": np.multiply,
-    "arith_divui": lambda a, b: a // b,
-    "arith_remui": lambda a, b: a % b,
-    "arith_divsi": _on_signed(_divide),
-    "arith_andi": np.bitwise_and,
-    "arith_ori": np.bitwise_or,
-    "arith_xori": np.bitwise_xor,
-    "arith_shli": np.left_shift,
-    "arith_shrui": np.right_shift,
-    "arith_shrsi": _on_signed(np.right_shift),
-    "arith_minsi": _on_signed(np.minimum),
-    "arith_maxsi": _on_signed(np.maximum),
-    "arith_minui": np.minimum,
-    "arith_maxui": np.maximum,
-    "arith_extui": lambda a: a,
-    "arith_extsi": _on_signed(lambda a: a),
-    "arith_trunci": lambda a: a,
-    "arith_index_cast": _on_signed(lambda a: a.astype(np.int64)),
-    "arith_index_castui": lambda a: a,
-    "arith_extf": lambda a: a,
-    "arith_truncf": lambda a: a,
-    "arith_sitofp": _on_signed(lambda a: a),
-    "arith_uitofp": lambda a: a,
-    "arith_fptosi": lambda a: np.trunc(a).astype(np.int64),
-    "arith_fptoui": lambda a: np.trunc(a).astype(np.int64),
-    "llvm_mul": np.multiply,
-    "llvm_udiv": lambda a, b: a // b,
-    "llvm_add": np.add,
-    "math_absf": np.abs,
-    "math_absi": _on_signed(np.abs),
-    "math_exp": np.exp,
-    "math_log": np.log,
-    "math_log1p": np.log1p,
-    "math_sqrt": np.sqrt,
-    "math_copysign": np.copysign,
-}
 
 
 def module_of(text):

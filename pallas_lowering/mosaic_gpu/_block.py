@@ -20,7 +20,7 @@ from jaxtile.pallas_lowering.mosaic_gpu._lanes import (
     Thread,
     scratch_of_warpgroup,
 )
-from jaxtile.pallas_lowering.mosaic_gpu._region import convert, type_of
+from jaxtile.pallas_lowering.mosaic_gpu._region import convert
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra, State, refuse_regions
 from jaxtile.policy import Kind, Policy, Transform
 from jaxtile.primitives._operands import unpack
@@ -66,9 +66,7 @@ class Sizes:
     """
 
     def __init__(self, spec, policy, avals, axes, seeded, masked, shown, totals):
-        self._unpack = functools.partial(
-            unpack, spec, seeded=seeded, masked=masked
-        )
+        self._unpack = functools.partial(unpack, spec, seeded=seeded, masked=masked)
         elements, init, mask = self._unpack(avals)
         self.shape, self.axes = elements[0].shape, tuple(axes)
         self.kept = tuple(a for a in range(len(self.shape)) if a not in axes)
@@ -76,7 +74,11 @@ class Sizes:
         self.length = math.prod([self.shape[a] for a in axes])
         placed = [*elements, *(() if mask is None else (mask,))]
         self.placed, self.seeds = len(placed), len(init or ())
-        self.shown, self.totals, self.fold = tuple(shown), tuple(totals), is_fold(policy)
+        self.shown, self.totals, self.fold = (
+            tuple(shown),
+            tuple(totals),
+            is_fold(policy),
+        )
         self._dtypes = (
             [v.dtype for v in placed],
             [v.dtype for v in init or ()],
@@ -112,7 +114,9 @@ class Block:
         policy: the order.
     """
 
-    def __init__(self, ctx, primitive, operands, sizes: Sizes, algebra: Algebra, policy):
+    def __init__(
+        self, ctx, primitive, operands, sizes: Sizes, algebra: Algebra, policy
+    ):
         self.ctx, self.primitive, self.sizes = ctx, primitive, sizes
         self.algebra, self.policy = algebra, policy
         self.several = ctx.module_ctx.axis_names.wg is not None
@@ -131,7 +135,8 @@ class Block:
         self.out = self._of_fibres(found[sizes.placed :])
         wanted = [self.main] * sizes.placed + [self.out] * sizes.seeds
         self.forms = [
-            w if f is None else Form(f, w.shape) for f, w in zip(found, wanted, strict=True)
+            w if f is None else Form(f, w.shape)
+            for f, w in zip(found, wanted, strict=True)
         ]
 
     def _of_fibres(self, seeds):
@@ -182,7 +187,9 @@ class Block:
             counts[digit.dim] = 1
         return np.empty(counts, object)
 
-    def seeds(self, arrays: Sequence[np.ndarray], like: np.ndarray) -> np.ndarray | None:
+    def seeds(
+        self, arrays: Sequence[np.ndarray], like: np.ndarray
+    ) -> np.ndarray | None:
         """The state before each fibre, or None."""
         parts = arrays[self.sizes.placed :]
         if not parts:
@@ -214,9 +221,7 @@ class Block:
         def code(_, *values):
             memory = scratch_of_warpgroup(offset, each, self.several)
             thread = Thread(th.Words(memory))
-            arrays = [
-                f.explode(v) for f, v in zip(self.forms, values, strict=True)
-            ]
+            arrays = [f.explode(v) for f, v in zip(self.forms, values, strict=True)]
             if stage is None:
                 found = registers(thread, arrays)
             else:

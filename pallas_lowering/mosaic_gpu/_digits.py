@@ -205,9 +205,9 @@ class _Level:
         befores = each(
             lambda f, *parts: st.before_each(self.algebra, parts, f), first, *self.parts
         )
-        edges = [
-            each(lambda b, i=i: b[i], befores) for i in range(self.digit.size)
-        ] + [end]
+        edges = [each(lambda b, i=i: b[i], befores) for i in range(self.digit.size)] + [
+            end
+        ]
         sides = edges[:-1], edges[1:]
         if self.digit.place == "register":
             turned = [s[::-1] if self.flipped else s for s in sides]

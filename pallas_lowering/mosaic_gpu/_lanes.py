@@ -95,8 +95,9 @@ class Form:
             self.tiled, self.view = layout, self.shape
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Form) and self.shape == other.shape
-        return same and (self.layout == other.layout or not self.shape)
+        if not isinstance(other, Form) or self.shape != other.shape:
+            return False
+        return not self.shape or self.layout == other.layout
 
     def __hash__(self) -> int:
         return hash(self.shape)
@@ -226,10 +227,10 @@ class Thread:
     """This thread's place in its warpgroup.
 
     Args:
-        words: 64-bit slots of shared memory that are this warpgroup's own, or None.
+        words: 64-bit slots of shared memory that are this warpgroup's own.
     """
 
-    def __init__(self, words: th.Words | None):
+    def __init__(self, words: th.Words):
         self.number = th.divided(th.thread_in_block(), 128)[1]
         self.warp, self.lane = th.divided(self.number, th.WARP)
         self.words = words
@@ -241,8 +242,6 @@ class Thread:
 
     def of_warps(self, values: Sequence[ir.Value], digit: Digit) -> list[list]:
         """What the threads that differ in a digit of warps alone have, by its value."""
-        if self.words is None:
-            raise ValueError("no shared memory was asked for")
         mine = arith.muli(self.digit(digit), th.i32(digit.stride * th.WARP))
         first, out = arith.subi(self.number, mine), []
         for k in range(0, len(values), EXCHANGED):

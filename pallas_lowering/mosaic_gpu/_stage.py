@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -109,7 +110,7 @@ class Stage:
     def view(self, algebra: Algebra, masked: bool, flipped: bool) -> Fibres:
         """The fibres in shared memory, as walks take them."""
         shape = (1, self.length, self.pitch)
-        leaves = [jax.ShapeDtypeStruct(shape, d) for d in self.places]
+        leaves: list[Any] = [jax.ShapeDtypeStruct(shape, d) for d in self.places]
         mask = leaves.pop() if masked else None
         return Fibres(algebra, tuple(leaves), mask, shape, flipped)
 
@@ -138,11 +139,11 @@ def plan(length: int, fibres: int, dtypes: Sequence, fold: bool, several: bool):
         fold: the order is strict.
         several: other warpgroups need as much.
     """
-    kinds = [tuple(map(np.dtype, d)) for d in dtypes]
+    places, seeds, shown, totals = (tuple(map(np.dtype, d)) for d in dtypes)
     most = _SEVERAL if several else _ALONE
 
     def stage(each):
-        return Stage(length, fibres, *kinds, each)
+        return Stage(length, fibres, places, seeds, shown, totals, each)
 
     room = most if fold else most // _LESS_FOR_TREES
     one, two = stage(1).bytes, stage(3).bytes
@@ -161,7 +162,9 @@ class Placed:
         fibre_axes, place_axes: axes that number the fibres, and their places.
     """
 
-    def __init__(self, form: Form, fibre_axes: Sequence[int], place_axes: Sequence[int]):
+    def __init__(
+        self, form: Form, fibre_axes: Sequence[int], place_axes: Sequence[int]
+    ):
         self.form = form
         self.fibre = list(form.along(fibre_axes).flat)
         self.place = list(form.along(place_axes).flat) if place_axes else None
@@ -173,9 +176,7 @@ class Placed:
             if first is not None:
                 fibre = arith.subi(fibre, first)
                 # Of a fibre before the first, a huge number without a sign.
-                inside = arith.cmpi(
-                    arith.CmpIPredicate.ult, fibre, th.i32(stage.each)
-                )
+                inside = arith.cmpi(arith.CmpIPredicate.ult, fibre, th.i32(stage.each))
                 fibre = arith.select(inside, fibre, th.i32(0))
             if self.place is not None:
                 across = arith.muli(self.place[k], th.i32(stage.pitch))
@@ -205,6 +206,7 @@ def run(
     """
     program = stage.program(memory)
     rounds = -(-stage.fibres // stage.each)
+
     def once(first, held):
         # What an earlier op left there may be read still.
         utils.warpgroup_barrier()
@@ -220,7 +222,9 @@ def run(
             mine = []
             for k, (offset, inside) in enumerate(placed.local(stage, first)):
                 (value,) = buffer.load(offset)
-                mine.append(value if inside is None else th.select(inside, value, old[k]))
+                mine.append(
+                    value if inside is None else th.select(inside, value, old[k])
+                )
             out.append(mine)
         return out
 

@@ -14,7 +14,11 @@ from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._sink import Sink
 from jaxtile.pallas_lowering.mosaic_gpu._source import Reader, Stretch
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra
-from jaxtile.pallas_lowering.mosaic_gpu.reduce_columns import chain, seed_states, stretch
+from jaxtile.pallas_lowering.mosaic_gpu.reduce_columns import (
+    chain,
+    seed_states,
+    stretch,
+)
 from jaxtile.policy import Kind, Transform
 from jaxtile.primitives.reduce import reduce_p
 

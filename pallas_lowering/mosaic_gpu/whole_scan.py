@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxtile.composite import affine
 from jaxtile.pallas_lowering.mosaic_gpu import _plan, whole_reduce
 from jaxtile.pallas_lowering.mosaic_gpu._before import Seed
 from jaxtile.pallas_lowering.mosaic_gpu._shown import Shown
@@ -24,6 +23,7 @@ from jaxtile.pallas_lowering.mosaic_gpu.scan_rows import rows
 from jaxtile.policy import Kind, Policy
 from jaxtile.primitives import _prefix
 from jaxtile.primitives._operands import unpack
+from jaxtile.recurrences import affine
 
 
 def _scan(fibres: Fibres, seed: Seed, shown: Shown, policy: Policy) -> list[jax.Array]:
