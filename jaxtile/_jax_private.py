@@ -206,7 +206,9 @@ class Hooks(NamedTuple):
 
     Args:
         register: `(primitive, rule, scratch_bytes)`: `rule(ctx, *args, **params)`, and
-            the shared memory that it uses in each warpgroup of a Mosaic GPU kernel.
+            the shared memory that it uses in each warpgroup of a Mosaic GPU kernel, as
+            `(avals, params, several) -> bytes`, where `several` says whether there may
+            be more than one warpgroup.
         trace: `fn -> rule`, where `fn(*values, **params) -> [value]` is plain jax.
         knows: whether the backend has a rule for a primitive.
         unavailable: why its whole-array kernels do not run on this process's devices,
@@ -256,7 +258,7 @@ def triton() -> Hooks:
     """The table of Pallas Triton."""
     from jax._src.pallas.triton import lowering
 
-    def register(primitive, rule, scratch_bytes=0):
+    def register(primitive, rule, scratch_bytes=None):
         lowering.register_lowering(primitive)(rule)
 
     def trace(fn):
@@ -270,7 +272,7 @@ def tpu() -> Hooks:
     """The table of Pallas TPU, for the TensorCore."""
     from jax._src.pallas.mosaic import core, lowering
 
-    def register(primitive, rule, scratch_bytes=0):
+    def register(primitive, rule, scratch_bytes=None):
         lowering.register_lowering_rule(primitive)(rule)
 
     rules = lowering.lowering_rules[core.CoreType.TC]
@@ -295,10 +297,12 @@ def mosaic_gpu() -> Hooks:
         for k in (core.LANExWG_SEMANTICS, core.WGxWG_SEMANTICS)
     ]
 
-    def register(primitive, rule, scratch_bytes=0):
+    def register(primitive, rule, scratch_bytes=None):
         def resources(ctx, *avals, **params):
-            most = 1 if ctx.axis_names.wg is None else _MOST_WARPGROUPS
-            return lowering.Resources(smem_scratch_bytes=most * scratch_bytes)
+            several = ctx.axis_names.wg is not None
+            most = _MOST_WARPGROUPS if several else 1
+            each = scratch_bytes(avals, params, several) if scratch_bytes else 0
+            return lowering.Resources(smem_scratch_bytes=most * each)
 
         lowering._register_resource_estimator(primitive)(resources)
         for semantics in LoweringSemantics:

@@ -56,7 +56,7 @@ class Backend:
             f"{primitive.name} in a {self.name} kernel: {reason}"
         )
 
-    def _guarded(self, primitive, rule, refuse, scratch_bytes=0):
+    def _guarded(self, primitive, rule, refuse, scratch_bytes=None):
         def checked(ctx, *args, **params):
             reason = self.why_not(primitive, *ctx.avals_in, **params)
             if reason is not None:
@@ -68,9 +68,18 @@ class Backend:
         self.hooks.register(primitive, checked, scratch_bytes)
 
     def lowers(
-        self, primitive: Primitive, refuse: Callable = _never, scratch_bytes: int = 0
+        self,
+        primitive: Primitive,
+        refuse: Callable = _never,
+        scratch_bytes: Callable[..., int] | None = None,
     ) -> Callable:
-        """Decorate `(ctx, *args, **params)`, the backend's rule for a primitive."""
+        """Decorate `(ctx, *args, **params)`, the backend's rule for a primitive.
+
+        Args:
+            primitive: what it lowers.
+            refuse: `(*avals, **params)`, the sentence why it can not, or None.
+            scratch_bytes: as `Hooks.register` takes it.
+        """
 
         def register(rule):
             self._guarded(primitive, rule, refuse, scratch_bytes)

@@ -3,7 +3,6 @@
 from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise, negate
 from jaxtile.pallas_lowering._registry import Backend
-from jaxtile.primitives.scan import scan_p
 
 BACKEND = Backend("mosaic_gpu", _jax_private.mosaic_gpu())
 _NO_LAYOUT = "has no layout rule in Warpgroup semantics; map it outside the kernel"
@@ -19,11 +18,7 @@ TRAITS = Traits(
     keeps_rounding=False,
 )
 define_elementwise(BACKEND, TRAITS)
-BACKEND.refuses(
-    scan_p,
-    "there is no scan in a kernel; run jt.scan outside it, or carry a running total "
-    "from block to block with jt.reduce",
-)
 
 from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402
+from jaxtile.pallas_lowering.mosaic_gpu import scan as scan  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import whole as whole  # noqa: E402

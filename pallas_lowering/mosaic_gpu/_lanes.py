@@ -1,29 +1,27 @@
-"""Register-level code for Mosaic GPU: one value's registers, combined in a stated order.
+"""A value of a kernel as one of its threads holds it: scalars, and where they lie.
 
 A logical axis of a fragmented array is a mixed-radix number. Each digit lies in a
 thread's registers (and their vectors), in the 32 lanes of a warp, or in the 4 warps of a
-warpgroup. Combining neighbours digit by digit, minor to major, is `fixed_tree`, as all
-digits but the most major have powers of two for sizes.
-
-The ops here carry no fast-math flag: plgpu's own may contract a * b + c, and its own
-reductions across warps use one scratch for all warpgroups, which race.
+warpgroup.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax.experimental.mosaic.gpu import fragmented_array as fa
 from jax.experimental.mosaic.gpu import layouts, utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, gpu, llvm, memref, nvvm, vector
+from jaxlib.mlir.dialects import arith, gpu, llvm, memref, vector
 
-# How many values of each thread cross warps at once, and the bytes that takes.
-_EXCHANGED = 4
-SCRATCH_BYTES = _EXCHANGED * 128 * 4
+from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
+
+# Where the data of a warpgroup may begin: what its widest access needs.
+ALIGNED = 16
 
 
 class Digit(NamedTuple):
@@ -68,44 +66,130 @@ def _stated_layout(op, value):
 
 
 def _same_shape(operand, value):
-    def shape(v):
-        return list(v.type.shape) if isinstance(v.type, ir.VectorType) else None
-
-    return shape(operand) is not None and shape(operand) == shape(value)
-
-
-def explode(x: fa.FragmentedArray) -> tuple[fa.TiledLayout, np.ndarray]:
-    """A value's scalars of this thread; lane and warp dimensions have extent 1."""
-    layout: Any = x.layout
-    regs = x.registers
-    if isinstance(layout, fa.WGStridedFragLayout):
-        v = layout.vec_size
-        tiling = fa.Tiling(((128 * v,), (32 * v,), (v,)))
-        layout = fa.TiledLayout(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
-        regs = regs.reshape(layout.registers_shape((math.prod(x.shape),)))
-    n, dim = layout.vector_length, regs.ndim + layout.vector_dim
-    out = np.empty((*regs.shape[:dim], n, *regs.shape[dim + 1 :]), object)
-    for index, reg in np.ndenumerate(regs):
-        for i in range(n):
-            place = (*index[:dim], i, *index[dim + 1 :])
-            out[place] = vector.extract(reg, [], [i])
-    return layout, out
+    kinds = (operand.type, value.type)
+    if not all(isinstance(k, ir.VectorType) for k in kinds):
+        return False
+    return list(operand.type.shape) == list(value.type.shape)
 
 
-def implode(scalars: np.ndarray, layout, shape, signed) -> fa.FragmentedArray:
-    """The value of a tiled layout whose vectors are minor, from a thread's scalars."""
-    flat = list(scalars.flat)
-    regs = np.empty(layout.registers_shape(tuple(shape)), object)
-    n = layout.vector_length
-    if len(flat) != regs.size * n:
-        raise ValueError(f"{len(flat)} scalars for {regs.size} registers of {n}")
-    kind = ir.VectorType.get((n,), flat[0].type)
-    for k in range(regs.size):
-        reg = llvm.mlir_undef(kind)
-        for i in range(n):
-            reg = vector.insert(flat[k * n + i], reg, [], [i])
-        regs.flat[k] = reg
-    return fa.FragmentedArray(_registers=regs, _layout=layout, _is_signed=signed)
+class Form:
+    """A layout applied to a shape: which elements a thread has, one scalar each.
+
+    Args:
+        layout: of Mosaic GPU; any where the shape is ().
+        shape: of the value.
+    """
+
+    def __init__(self, layout: Any, shape: Sequence[int]):
+        self.layout, self.shape = layout, tuple(shape)
+        self.strided = isinstance(layout, fa.WGStridedFragLayout)
+        if self.strided:
+            # One axis of all elements: vectors, then threads, then registers.
+            v = layout.vec_size
+            tiling = fa.Tiling(((128 * v,), (32 * v,), (v,)))
+            self.tiled = fa.TiledLayout(
+                tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1
+            )
+            self.view: tuple[int, ...] = (math.prod(self.shape),)
+        else:
+            self.tiled, self.view = layout, self.shape
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Form) or self.shape != other.shape:
+            return False
+        return not self.shape or self.layout == other.layout
+
+    def __hash__(self) -> int:
+        return hash(self.shape)
+
+    @functools.cached_property
+    def counts(self) -> tuple[int, ...]:
+        """The shape of a thread's scalars."""
+        if not self.shape:
+            return (1,)
+        counts = list(self.tiled.registers_shape(self.view))
+        counts[self.tiled.vector_dim] = self.tiled.vector_length
+        return tuple(counts)
+
+    def _registers(self):
+        """(register, place in its vector) of each scalar, in the order of `counts`."""
+        dim = len(self.counts) + self.tiled.vector_dim
+        for place in np.ndindex(*self.counts):
+            yield (*place[:dim], 0, *place[dim + 1 :]), place[dim]
+
+    def explode(self, value: fa.FragmentedArray) -> np.ndarray:
+        """A thread's scalars of a value."""
+        out = np.empty(self.counts, object)
+        if not self.shape:
+            out[0] = value.registers.item()
+            return out
+        regs = value.registers.reshape(self.tiled.registers_shape(self.view))
+        flat = [vector.extract(regs[r], [], [i]) for r, i in self._registers()]
+        out.flat[:] = flat
+        return out
+
+    def implode(self, scalars: Sequence, signed) -> fa.FragmentedArray:
+        """The value of which these are a thread's scalars."""
+        flat = list(scalars)
+        if len(flat) != math.prod(self.counts):
+            raise ValueError(f"{len(flat)} scalars for {self.counts}")
+        if not self.shape:
+            return fa.FragmentedArray.splat(flat[0], (), is_signed=signed)
+        regs = np.empty(self.tiled.registers_shape(self.view), object)
+        kind = ir.VectorType.get((self.tiled.vector_length,), flat[0].type)
+        for scalar, (register, i) in zip(flat, self._registers(), strict=True):
+            before = llvm.mlir_undef(kind) if i == 0 else regs[register]
+            regs[register] = vector.insert(scalar, before, [], [i])
+        regs = regs.reshape(self.layout.registers_shape(self.shape))
+        return fa.FragmentedArray(
+            _registers=regs, _layout=self.layout, _is_signed=signed
+        )
+
+    def digits(self, axes: Sequence[int]) -> list[Digit] | None:
+        """The digits of the axes, taken as one, minor to major; None if they have none."""
+        if self.strided:
+            if axes and len(axes) < len(self.shape):
+                return None
+            axes = (0,) if axes else ()
+        return digits(self.tiled, len(self.counts), self.counts, axes, len(self.view))
+
+    def along(self, axes: Sequence[int]) -> np.ndarray:
+        """The position of each scalar along the axes, taken as one, as 32 bits."""
+        strides, step = [0] * len(self.shape), 1
+        for a in reversed(axes):
+            strides[a], step = step, step * self.shape[a]
+        out = np.empty(self.counts, object)
+        if not self.shape:
+            out[0] = th.i32(0)
+        elif self.strided:
+            flat = self._linear((1,))
+            out.flat[:] = [self._of_flat(v, strides) for v in flat.flat]
+        else:
+            out = self._linear(tuple(strides))
+        return out
+
+    def _linear(self, strides):
+        """The sum of each scalar's coordinates in `view`, times strides."""
+        tiled = self.tiled.tiling.tile_strides(strides)
+        mine = th.i32(0)
+        parts = (self.tiled.warp_indices(), self.tiled.lane_indices())
+        for index in parts:
+            for i, s in zip(index, tiled[-len(index) :], strict=True):
+                if s:
+                    mine = arith.addi(mine, arith.muli(i, th.i32(s)))
+        out = np.empty(self.counts, object)
+        for place in np.ndindex(*self.counts):
+            fixed = sum(i * s for i, s in zip(place, tiled, strict=True))
+            out[place] = arith.addi(mine, th.i32(fixed)) if fixed else mine
+        return out
+
+    def _of_flat(self, flat, strides):
+        total = th.i32(0)
+        for size, stride in zip(self.shape[::-1], strides[::-1], strict=True):
+            flat, coordinate = th.divided(flat, size)
+            if stride:
+                total = arith.addi(total, arith.muli(coordinate, th.i32(stride)))
+        return total
 
 
 def digits(layout: fa.TiledLayout, ndim: int, sizes, axes, rank) -> list[Digit]:
@@ -131,7 +215,7 @@ def digits(layout: fa.TiledLayout, ndim: int, sizes, axes, rank) -> list[Digit]:
 def _places(dims, place, tiled, ndim):
     found, stride = {}, 1
     for d in reversed(dims):
-        if isinstance(d, fa.Replicated):
+        if not isinstance(d, int):
             stride *= d.times
             continue
         found[ndim + d] = Digit(ndim + d, place, tiled[d], stride)
@@ -139,89 +223,60 @@ def _places(dims, place, tiled, ndim):
     return found
 
 
-def reduce_digits(
-    combine: Callable, x: np.ndarray, order: Sequence[Digit], scratch: Any
-) -> np.ndarray:
-    """Combine along the digits in the given order; their extents become 1."""
-    for digit in order:
-        if digit.place == "register":
-            x = _over_registers(combine, x, digit.dim)
-        elif digit.place == "lane":
-            x = _over_lanes(combine, x, digit)
-        else:
-            x = _over_warps(combine, x, scratch)
-    return x
+class Thread:
+    """This thread's place in its warpgroup.
 
+    Args:
+        words: 64-bit slots of shared memory that are this warpgroup's own.
+    """
 
-def _over_registers(combine, x, dim):
-    parts = [np.take(x, [i], axis=dim) for i in range(x.shape[dim])]
-    merge = np.frompyfunc(combine, 2, 1)
-    while len(parts) > 1:
-        pairs = zip(parts[0:-1:2], parts[1::2], strict=True)
-        parts = [merge(a, b) for a, b in pairs] + parts[len(parts) // 2 * 2 :]
-    return parts[0]
+    def __init__(self, words: th.Words):
+        self.number = th.divided(th.thread_in_block(), 128)[1]
+        self.warp, self.lane = th.divided(self.number, th.WARP)
+        self.words = words
 
+    def digit(self, digit: Digit) -> ir.Value:
+        """This thread's value of a digit of lanes or warps."""
+        index = self.lane if digit.place == "lane" else self.warp
+        return th.divided(th.divided(index, digit.stride)[0], digit.size)[1]
 
-def _over_lanes(combine, x, digit):
-    step = 1
-    while step < digit.size:
-        distance = step * digit.stride
+    def of_warps(self, values: Sequence[ir.Value], digit: Digit) -> list[list]:
+        """What the threads that differ in a digit of warps alone have, by its value."""
+        mine = arith.muli(self.digit(digit), th.i32(digit.stride * th.WARP))
+        first, out = arith.subi(self.number, mine), []
+        for k in range(0, len(values), EXCHANGED):
+            out += self._exchange(values[k : k + EXCHANGED], first, digit)
+        return [list(v) for v in zip(*out, strict=True)]
 
-        def both(v, distance=distance):
-            # Both lanes of a pair compute the same sum: add commutes, bits included.
-            return combine(v, _shuffle(v, distance))
+    def _exchange(self, values, first, digit):
+        def at(thread, slot):
+            return arith.addi(thread, th.i32(128 * slot))
 
-        x = np.frompyfunc(both, 1, 1)(x)
-        step *= 2
-    return x
-
-
-def _i32(value):
-    return arith.constant(ir.IntegerType.get_signless(32), value)
-
-
-def _shuffle(value, distance):
-    word = ir.IntegerType.get_signless(32)
-    bits = utils.bitcast(value, word)
-    moved = nvvm.shfl_sync(
-        _i32(-1), bits, _i32(distance), _i32(0x1F), nvvm.ShflKind.bfly
-    )
-    return utils.bitcast(moved, value.type)
-
-
-def _over_warps(combine, x, scratch):
-    """Each thread gets its lane's values of all four warps through shared memory."""
-    word, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
-    thread = arith.remui(utils.thread_idx(), _i32(128))
-    lane = arith.remui(thread, _i32(32))
-
-    def at(base, slot):
-        place = arith.addi(base, _i32(128 * slot))
-        return arith.index_cast(index, place)
-
-    flat, out = list(x.flat), []
-    for first in range(0, len(flat), _EXCHANGED):
-        chunk = flat[first : first + _EXCHANGED]
+        # What an earlier op left there may be read still.
         utils.warpgroup_barrier()
-        for slot, v in enumerate(chunk):
-            memref.store(utils.bitcast(v, word), scratch, [at(thread, slot)])
+        for slot, v in enumerate(values):
+            self.words.write(at(self.number, slot), v)
         utils.warpgroup_barrier()
-        for slot, v in enumerate(chunk):
-            w = [
-                memref.load(scratch, [at(arith.addi(lane, _i32(32 * i)), slot)])
-                for i in range(4)
+        step = digit.stride * th.WARP
+        found = [
+            [
+                self.words.read(at(arith.addi(first, th.i32(step * d)), slot), v.type)
+                for d in range(digit.size)
             ]
-            w = [utils.bitcast(s, v.type) for s in w]
-            out.append(combine(combine(w[0], w[1]), combine(w[2], w[3])))
-    # The words may serve another op next.
-    utils.warpgroup_barrier()
-    result = np.empty(x.shape, object)
-    result.flat[:] = out
-    return result
+            for slot, v in enumerate(values)
+        ]
+        # The words may serve another op next.
+        utils.warpgroup_barrier()
+        return found
 
 
-def scratch_of_warpgroup(offset: int, bytes_each: int, several: bool) -> Any:
-    """This warpgroup's words of the shared memory from `offset` on."""
+# How many values of each thread cross warps at once, and the bytes that takes.
+EXCHANGED = 4
+EXCHANGE_BYTES = EXCHANGED * 128 * 8
+
+
+def scratch_of_warpgroup(offset: int, bytes_each: int, several: bool) -> ir.Value:
+    """This warpgroup's part of the shared memory from `offset` on, as a memref."""
     index = ir.IndexType.get()
     raw = ir.MemRefType.get(
         (utils.DYNAMIC,),
@@ -230,8 +285,8 @@ def scratch_of_warpgroup(offset: int, bytes_each: int, several: bool) -> Any:
     )
     start = arith.constant(index, offset)
     if several:
-        group = arith.divui(utils.thread_idx(), _i32(128))
-        skip = arith.index_cast(index, arith.muli(group, _i32(bytes_each)))
+        group = th.divided(th.thread_in_block(), 128)[0]
+        skip = arith.index_cast(index, arith.muli(group, th.i32(bytes_each)))
         start = arith.addi(start, skip)
     words = ir.MemRefType.get(
         (bytes_each // 4,),

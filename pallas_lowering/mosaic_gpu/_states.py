@@ -260,15 +260,24 @@ def before_each(algebra: Algebra, states: Sequence[State], first: State) -> list
     return out
 
 
+def of_index(algebra: Algebra, index: ir.Value, states: Sequence[State]) -> State:
+    """The state that a 32-bit number picks."""
+    found = states[0]
+    for k, state in enumerate(states[1:], 1):
+        found = algebra.choose(th.equal(index, th.i32(k)), state, found)
+    return found
+
+
 def before_lane(
-    algebra: Algebra, lane, state: State
+    algebra: Algebra, lane, state: State, bits: Sequence[int] = range(5)
 ) -> tuple[State, Callable[[State], State]]:
     """The tree over a warp, and the way from what is before it to what is before a lane.
 
-    A lane's left neighbours at each level are what it was handed on the way up.
+    A lane's left neighbours at each level are what it was handed on the way up. Of fewer
+    `bits`, minor first, the same for the lanes that differ in them alone.
     """
     handed = []
-    for bit in range(5):
+    for bit in bits:
         other = algebra.moved(state, lambda v, bit=bit: th.shuffle(v, "bfly", 1 << bit))
         right = th.bit_of(lane, bit)
         handed.append((right, other))

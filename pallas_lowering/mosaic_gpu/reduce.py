@@ -1,178 +1,105 @@
-"""reduce with `add` in Pallas Mosaic GPU kernels, in the order of `fixed_tree`.
+"""reduce in Pallas Mosaic GPU kernels: any reducer, in every order.
 
-All axes give a scalar; one axis of a matrix gives a vector in the reduced layout. Where
-the policy permits it, a thread's registers combine first, which shuffles less.
+Where the digits of the axes give the order, registers, lanes and warps combine; other
+orders walk each fibre in one thread, through shared memory.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from typing import Any
+from jaxlib.mlir import ir
 
-import numpy as np
-from jax.experimental.mosaic.gpu import fragmented_array as fa
-from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir.dialects import arith
-
-from jaxtile.pallas_lowering._add import reduce_add, refuse_add
-from jaxtile.pallas_lowering.mosaic_gpu import BACKEND, TRAITS, _lanes
-from jaxtile.policy import Transform
-from jaxtile.primitives._operands import unpack
+from jaxtile.pallas_lowering.mosaic_gpu import BACKEND, _block, _plan
+from jaxtile.pallas_lowering.mosaic_gpu import _digits as dg
+from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
+from jaxtile.pallas_lowering.mosaic_gpu._sink import Sink
+from jaxtile.pallas_lowering.mosaic_gpu._source import Reader, Stretch
+from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra
+from jaxtile.pallas_lowering.mosaic_gpu.reduce_columns import (
+    chain,
+    seed_states,
+    stretch,
+)
+from jaxtile.policy import Kind, Transform
 from jaxtile.primitives.reduce import reduce_p
 
-# Everything is written out for each register of a thread.
-_MOST = 128 * 512
-# A warp owns each of four rows, its lanes four neighbouring columns each.
-_ROW_OF_WARP = (fa.Tiling(((4, 128), (4,))), (-3,), (-2,), -1)
 
-
-def _power_of_two(n):
-    return n & (n - 1) == 0
+def _sizes(avals, params) -> _block.Sizes:
+    keys = ("spec", "policy", "axes", "seeded", "masked", "out")
+    spec, policy, axes, seeded, masked, out = (params[k] for k in keys)
+    return _block.Sizes(spec, policy, avals, axes, seeded, masked, (), out)
 
 
 def _refuse(*avals, **params):
-    reason = refuse_add(TRAITS, ("float32", "int32", "uint32"), avals, params)
-    if reason is not None:
-        return reason
-    elements, _, _ = unpack(params["spec"], avals, params["seeded"], params["masked"])
-    shape, axes = elements[0].shape, params["axes"]
-    if math.prod(shape) > _MOST:
-        return f"{shape} is above {_MOST} elements; reduce blocks, then their sums"
-    if not axes:
-        return None
-    if len(axes) == len(shape):
-        if math.prod(shape) % 128:
-            return (
-                f"{math.prod(shape)} elements are not a multiple of the warpgroup's "
-                "128 threads; pad the block and pass where="
-            )
-        return None
-    if len(shape) != 2:
-        return (
-            f"axes {axes} of {shape} have no register layout; reduce all axes, or one "
-            "axis of a matrix: view the ref as one with .reshape"
-        )
-    if _matrix_layout(shape) is None:
-        return (
-            f"{shape} does not fill a register layout: (4a, 128b) or (64a, 8b) do; pad "
-            "the block and pass where="
-        )
-    return None
+    return _block.refuse(params["spec"], avals, params["out"], params["finish"])
 
 
-def _matrix_layout(shape):
-    rows, columns = shape
-    if rows % 4 == 0 and columns % 128 == 0:
-        return plgpu.Layout.TILED(*_ROW_OF_WARP)
-    if rows % 64 == 0 and columns % 8 == 0:
-        return plgpu.Layout.WGMMA
-    return None
+def _scratch_bytes(avals, params, several):
+    return _sizes(avals, params).bytes(several)
 
 
-def _default_layout(shape, axes):
-    if len(axes) < len(shape):
-        return _matrix_layout(shape)
-    size = math.prod(shape)
-    vector = next(v for v in (4, 2, 1) if size % (128 * v) == 0)
-    return plgpu.Layout.WG_STRIDED(tuple(shape), vec_size=vector)
+class _Reduce:
+    """The two realisations of one reduction."""
+
+    def __init__(self, block: _block.Block, masked: bool):
+        self.block, self.masked = block, masked
+        self.algebra, self.policy = block.algebra, block.policy
+        self.right = block.policy.kind is Kind.RIGHT
+
+    def registers(self, thread, arrays):
+        """Digit by digit."""
+        block, algebra, order = self.block, self.algebra, self.block.order
+        places = block.places(arrays, self.masked)
+        if block.sizes.fold:
+            return self._folded(arrays, places, order)
+        states = dg.each(lambda p: algebra.element(*p), places)
+        if self.policy.permits(Transform.REGROUP | Transform.PERMUTE):
+            order = dg.registers_first(order)
+        states = dg.reduce_digits(algebra, thread, states, order)
+        return self._results(states, block.seeds(arrays, states))
+
+    def _folded(self, arrays, places, order):
+        rows, back = dg.fibres(places, order)
+        seeds = self.block.seeds(arrays, back([None] * len(rows), False))
+        starts = [None] * len(rows) if seeds is None else list(seeds.flat)
+        lasts = []
+        for row, start in zip(rows, starts, strict=True):
+            row = row[::-1] if self.right else row
+            pairs = dg.chain(self.algebra, row, start, self.right)
+            lasts.append(pairs[-1][1])
+        return self._results(back(lasts, False), None)
+
+    def _results(self, states, seeds):
+        if seeds is None:
+            found = dg.each(self.algebra.result, states)
+        else:
+            found = dg.each(self.algebra.result, states, seeds)
+        return [list(v) for v in zip(*found.flat, strict=True)]
+
+    def walk(self, stage, program, fibre: ir.Value) -> None:
+        """One fibre in shared memory."""
+        algebra, n = self.algebra, stage.length
+        fibres = stage.view(algebra, self.masked, self.right)
+        reader = Reader(fibres, program.inputs)
+        seeds = len(stage.seeds)
+        sink = Sink(algebra, stage.each, None, False)
+        if self.block.sizes.fold:
+            plan = _plan.reduce_columns(1, n, 1, algebra.width, True)
+            start = seed_states(program, seeds, fibre, 1)
+            source = Stretch(reader, fibre, 1)
+            (state,) = chain(reader, plan, self.right, start, source)
+        else:
+            sink.seed = list(stage.seeds)
+            block = min(_plan.power_of_two(n), 8)
+            plan = _plan.Columns(1, block, _plan.power_of_two(n), 1)
+            (state,) = stretch(reader, plan, th.i64(0), fibre)
+        sink.write(program, fibre, state)
 
 
-def _as_public(layout):
-    if isinstance(layout, fa.WGStridedFragLayout):
-        return plgpu.Layout.WG_STRIDED(layout.shape, vec_size=layout.vec_size)
-    if not isinstance(layout, fa.TiledLayout):
-        return None
-    parts = layout.tiling, layout.warp_dims, layout.lane_dims, layout.vector_dim
-    return plgpu.Layout.TILED(*parts)
-
-
-def _layout(ctx, value, shape, axes):
-    """The layout that the value has, or the one that it shall get."""
-    if ctx.module_ctx.lowering_semantics == plgpu.LoweringSemantics.Lane:
-        found = _as_public(getattr(value, "layout", None))
-    else:
-        found = _as_public(_lanes.known_layout(value))
-    return found or _default_layout(shape, axes)
-
-
-def _check_layout(layout, shape, axes, free):
-    """Refuse what depends on the layout, which only the rule sees."""
-    concrete = layout.to_mgpu()
-    whole = len(axes) == len(shape)
-    if isinstance(concrete, fa.WGStridedFragLayout):
-        if not whole:
-            BACKEND.fail(
-                reduce_p,
-                f"axes {axes} of a value in the strided layout; load it with "
-                "layout=plgpu.Layout.WGMMA or a TILED one",
-            )
-        return
-    tile = concrete.base_tile_shape
-    if any(s % t for s, t in zip(shape[::-1], tile[::-1], strict=False)):
-        BACKEND.fail(
-            reduce_p,
-            f"shape {shape} does not fill tiles of {tile}; load it with another layout=",
-        )
-    minor = [shape[a] for a in axes[1:]]
-    if not free and not all(map(_power_of_two, (*tile, *minor))):
-        BACKEND.fail(
-            reduce_p,
-            f"this order over axes of {shape} needs powers of two after the first; "
-            'load it with layout=plgpu.Layout.WG_STRIDED, or use "unordered_tree"',
-        )
-
-
-def _combine(dtype):
-    return arith.addf if np.issubdtype(dtype, np.floating) else arith.addi
-
-
-def _total(ctx, layout, free, x, axes):
-    shape, dtype = x.shape, x.dtype
-    kept = tuple(s for d, s in enumerate(shape) if d not in axes)
-    out_layout = layout.reduce(axes) if kept else plgpu.Layout.WG_SPLAT
-    several = ctx.module_ctx.axis_names.wg is not None
-    offset = ctx.module_ctx.smem_used_bytes
-
-    def run(_, value):
-        tiled, scalars = _lanes.explode(value)
-        strided = isinstance(value.layout, fa.WGStridedFragLayout)
-        rank = 1 if strided else len(shape)
-        order = _lanes.digits(
-            tiled, scalars.ndim, scalars.shape, (0,) if strided else axes, rank
-        )
-        if free:
-            order = sorted(
-                order, key=lambda d: ("register", "lane", "warp").index(d[1])
-            )
-        scratch = None
-        if any(d.place == "warp" for d in order):
-            scratch = _lanes.scratch_of_warpgroup(offset, _lanes.SCRATCH_BYTES, several)
-        result = _lanes.reduce_digits(_combine(dtype), scalars, order, scratch)
-        signed = value.is_signed
-        if not kept:
-            return fa.FragmentedArray.splat(result.item(), (), is_signed=signed)
-        return _lanes.implode(result, tiled.reduce(axes), kept, signed)
-
-    inline = plgpu.inline_mgpu(
-        arg_types=(layout,),
-        return_type=plgpu.ShapeDtypeStruct(kept, dtype, out_layout),
-    )
-    call: Any = inline(run)
-    return call(x)
-
-
-@BACKEND.lowers(reduce_p, _refuse, scratch_bytes=_lanes.SCRATCH_BYTES)
+@BACKEND.lowers(reduce_p, _refuse, scratch_bytes=_scratch_bytes)
 def _reduce(ctx, *operands, **params):
-    shape, axes = ctx.avals_in[0].shape, params["axes"]
-    free = params["policy"].permits(Transform.REGROUP | Transform.PERMUTE)
-    layout = None
-    if axes:
-        layout = _layout(ctx, operands[0], shape, axes)
-        _check_layout(layout, shape, axes, free)
-    total = functools.partial(_total, ctx, layout, free)
-
-    def body(*values):
-        return reduce_add(values, params, total)
-
+    sizes = _sizes(ctx.avals_in, params)
+    algebra = Algebra(params["spec"], False, params["out"], params["finish"])
+    block = _block.Block(ctx, reduce_p, operands, sizes, algebra, params["policy"])
+    found = _Reduce(block, params["masked"])
+    body = block.call(found.registers, found.walk)
     return BACKEND.hooks.trace(body)(ctx, *operands)

@@ -21,7 +21,7 @@ from jaxtile.policy import Kind, Policy
 _WARPS = 4
 
 
-def _stretch(reader: Reader, plan, start, base) -> list[State]:
+def stretch(reader: Reader, plan, start, base) -> list[State]:
     """The states of one thread's neighbouring fibres over its stretch."""
     algebra, n = reader.algebra, reader.fibres.shape[1]
     whole = arith.subi(th.i64(n), start)
@@ -55,7 +55,7 @@ def _stretch(reader: Reader, plan, start, base) -> list[State]:
     return [counter.total(count, p) for p in parts]
 
 
-def _chain(reader: Reader, plan, right: bool, seeds, source) -> list[State]:
+def chain(reader: Reader, plan, right: bool, seeds, source) -> list[State]:
     """Strict folds of one thread's neighbouring fibres."""
     algebra, n = reader.algebra, reader.fibres.shape[1]
 
@@ -153,14 +153,14 @@ def columns(fibres: Fibres, seed, plan: _plan.Columns, policy: Policy, partial):
         o, i = th.divided(fibre, inner)
         base = arith.addi(arith.muli(o, th.i64(n * inner)), i)
         if fold:
-            start = _seed_states(program, len(seeds), fibre, plan.vector)
+            start = seed_states(program, len(seeds), fibre, plan.vector)
             source: Any = Stretch(reader, base, plan.vector)
             if staged:
                 source = Staged(reader, program.words, own, groups)
-            states = _chain(reader, plan, right, start, source)
+            states = chain(reader, plan, right, start, source)
         else:
             start = arith.muli(chunk, th.i64(plan.chunk))
-            states = _stretch(reader, plan, start, base)
+            states = stretch(reader, plan, start, base)
         # Partial states lie as (outer, chunks, inner).
         unit = arith.addi(arith.muli(o, th.i64(plan.chunks)), chunk)
         unit = arith.addi(arith.muli(unit, th.i64(inner)), i)
@@ -178,7 +178,7 @@ def columns(fibres: Fibres, seed, plan: _plan.Columns, policy: Policy, partial):
     )
 
 
-def _seed_states(program, k, fibre, vector):
+def seed_states(program, k, fibre, vector):
     if not k:
         return None
     packs = [b.load(fibre, vector) for b in program.inputs[-k:]]

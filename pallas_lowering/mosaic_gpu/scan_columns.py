@@ -37,7 +37,7 @@ def columns(fibres, seed: Seed, shown: Shown, plan: _plan.Columns, chain, fixed)
             start = arith.muli(chunk, th.i64(plan.chunk))
             base = arith.addi(arith.muli(o, th.i64(n * inner)), i)
             fibre = arith.addi(arith.muli(o, th.i64(inner)), i)
-            walk = _Walk(program, reader, shown, plan, (start, base, fibre))
+            walk = Walk(program, reader, shown, plan, (start, base, fibre))
             walk.begin(Before(fibres, seed, program.inputs[spread:]), chunk, unit)
             (walk.chain if chain else walk.tree)(fixed)
 
@@ -51,7 +51,7 @@ def columns(fibres, seed: Seed, shown: Shown, plan: _plan.Columns, chain, fixed)
     )
 
 
-class _Walk:
+class Walk:
     """One thread's way along its neighbouring fibres."""
 
     def __init__(self, program, reader, shown, plan, where):

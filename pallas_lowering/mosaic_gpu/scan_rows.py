@@ -86,14 +86,6 @@ def _exchange(program: Program, algebra: Algebra, warp, lane, turn, state, warps
     return totals
 
 
-def _pick(algebra: Algebra, warp, states: Sequence[State]) -> State:
-    """The state of this warp, of one for each warp."""
-    found = states[0]
-    for w, state in enumerate(states[1:], 1):
-        found = algebra.choose(th.equal(warp, th.i32(w)), state, found)
-    return found
-
-
 def rows(fibres: Fibres, seed: Seed, shown: Shown, plan: _plan.Rows, fixed: bool):
     outer, n, _ = fibres.shape
     algebra, units = fibres.algebra, outer * plan.chunks
@@ -142,8 +134,8 @@ def rows(fibres: Fibres, seed: Seed, shown: Shown, plan: _plan.Rows, fixed: bool
                 whole = th.equal(end, th.i64(plan.chunk))
                 after = algebra.choose(whole, before_all.after(unit), after)
             if plan.warps > 1:
-                before = _pick(algebra, part, starts)
-                after = _pick(algebra, part, [*starts[1:], after])
+                before = st.of_index(algebra, part, starts)
+                after = st.of_index(algebra, part, [*starts[1:], after])
             _show_rows(
                 program,
                 shown,
