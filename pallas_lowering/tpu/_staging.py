@@ -1,0 +1,200 @@
+"""Values in a kernel laid out as rows of scratch memory, and back.
+
+Rows of references are cheap where rows of values are not. An axis that lies in the lanes
+is transposed first, once for each element leaf.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from jaxtile.pallas_lowering.tpu._rows import (
+    SUBLANES,
+    Rows,
+    Store,
+    decode,
+    encode,
+    scratch,
+)
+
+
+def as_matrix(shape: Sequence[int], axes: Sequence[int]) -> tuple[tuple, tuple]:
+    """The shape and axes of a value, of which a line is a block of one row."""
+    if len(shape) != 1:
+        return tuple(shape), tuple(axes)
+    return (1, *shape), tuple(a + 1 for a in axes)
+
+
+def reshape(value: Any, shape: Sequence[int]) -> Any:
+    """A value in another shape; the compiler does not reshape bools."""
+    return decode(encode(value).reshape(shape), value.dtype)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the fibres of a value of at least two dimensions become rows.
+
+    Args:
+        shape, axes: of the value, and its axes that the fibres lie along.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    @property
+    def _tiled(self) -> tuple[bool, bool]:
+        rank = len(self.shape)
+        return rank - 2 in self.axes, rank - 1 in self.axes
+
+    @property
+    def whole(self) -> bool:
+        """A row is a block of the last two axes, or of more."""
+        return not any(self._tiled)
+
+    @property
+    def flat(self) -> bool:
+        """Both tiled axes are among the axes: a row holds one value of each block."""
+        return all(self._tiled)
+
+    @property
+    def n(self) -> int:
+        """How many rows there are."""
+        return math.prod(self.shape[a] for a in self.axes)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The shape of the fibres."""
+        return tuple(s for d, s in enumerate(self.shape) if d not in self.axes)
+
+    @property
+    def _batch(self) -> tuple[int, ...]:
+        lead = [s for d, s in enumerate(self.shape[:-2]) if d not in self.axes]
+        count = math.prod(lead)
+        return (count,) if count > 1 else ()
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The shape of a row."""
+        if self.whole:
+            return self.kept
+        sublanes, lanes = self._tiled
+        width = 1 if self.flat else self.shape[-2 if lanes else -1]
+        return (*self._batch, 1, width)
+
+    @property
+    def memory(self) -> tuple[int, ...]:
+        """The shape of the scratch memory of one leaf."""
+        if self.whole:
+            return (self.n, *self.kept)
+        lines = -(-self.n // SUBLANES) * SUBLANES
+        return (*self._batch, lines, self.row[-1])
+
+    def bytes(self, leaves: int) -> int:
+        """What the scratch memory of so many leaves takes, in tiles of (8, 128)."""
+        *lead, lines, lanes = self.memory
+        tiles = math.prod(lead) * -(-lines // SUBLANES) * -(-lanes // 128)
+        return leaves * tiles * SUBLANES * 128 * 4
+
+    def lines(self, ref: Any) -> Any:
+        """Memory as `Rows` takes it."""
+        if self.whole:
+            return ref
+        *lead, lines, lanes = self.memory
+        return ref.reshape(*lead, lines // SUBLANES, SUBLANES, lanes)
+
+    def _blocks(self, value: Any):
+        """The last two axes' blocks: where their rows go, and what they hold."""
+        lead = range(len(self.shape) - 2)
+        kept = [d for d in lead if d not in self.axes]
+        gone = [d for d in lead if d in self.axes]
+        for k, a in enumerate(itertools.product(*(range(self.shape[d]) for d in kept))):
+            steps = itertools.product(*(range(self.shape[d]) for d in gone))
+            for i, b in enumerate(steps):
+                index = dict(zip([*kept, *gone], [*a, *b], strict=True))
+                yield k, i, value[tuple(index[d] for d in lead)]
+
+    def write(self, ref: Any, value: Any) -> None:
+        """Lay a value out in the memory of its leaf."""
+        value = encode(value)
+        if self.whole:
+            for i, index in enumerate(itertools.product(*map(range, self._extents))):
+                at = dict(zip(self.axes, index, strict=True))
+                places = range(len(self.shape))
+                ref[i] = value[tuple(at.get(d, slice(None)) for d in places)]
+            return
+        for k, i, block in self._blocks(value):
+            self._write_block(ref, (k,) if self._batch else (), i, block)
+
+    @property
+    def _extents(self):
+        return [self.shape[a] for a in self.axes]
+
+    def _write_block(self, ref, lead, i, block):
+        sublanes, lanes = self._tiled
+        block = block.T if lanes else block
+        n, width = block.shape
+        if not self.flat:
+            ref[(*lead, slice(i * n, (i + 1) * n), slice(None))] = block
+            return
+        for s in range(width):
+            start = (i * width + s) * n
+            ref[(*lead, slice(start, start + n), slice(None))] = block[:, s : s + 1]
+
+    def read(self, ref: Any, dtype: Any) -> Any:
+        """The value of the layout's shape, of one axis, that rows hold in memory."""
+        (axis,) = self.axes
+        if self.whole:
+            rows = decode(ref[...], dtype)
+            return rows if axis == 0 else jnp.moveaxis(rows, 0, axis)
+        value = ref[(*(slice(None),) * len(self._batch), slice(0, self.n))]
+        if axis == len(self.shape) - 1:
+            value = jnp.swapaxes(value, -1, -2)
+        return decode(value.reshape(self.shape), dtype)
+
+    def to_row(self, value: Any) -> Any:
+        """A value of the fibres' shape as a row."""
+        if value.ndim == 0:
+            return jnp.broadcast_to(value, self.row)
+        return reshape(value, self.row)
+
+    def to_fibres(self, row: Any) -> Any:
+        """A row as a value of the fibres' shape."""
+        return reshape(row, self.kept)
+
+
+def staged(
+    layout: Layout, values: Sequence, outputs: Sequence, body: Callable, **options: Any
+) -> Any:
+    """Run `body(rows, out)` on values laid out as rows, within a kernel.
+
+    Args:
+        layout: of the values.
+        values: element leaves, and a mask last where there is one.
+        outputs: dtypes of leaves to leave room for in `out`, laid out as the values.
+        body: it gives a pytree of values.
+        **options: of `Rows`.
+    """
+    dtypes = [v.dtype for v in values]
+
+    def run(*refs):
+        for ref, value in zip(refs, values, strict=False):
+            layout.write(ref, value)
+        views = [layout.lines(ref) for ref in refs]
+        count = len(values)
+        rows = Rows(
+            Store(views[:count], dtypes),
+            layout.n,
+            layout.row,
+            whole=0 if layout.whole else None,
+            **options,
+        )
+        return body(rows, Store(views[count:], outputs), refs[count:])
+
+    return pl.run_scoped(run, *scratch(layout.memory, [*dtypes, *outputs]))
