@@ -7,7 +7,7 @@ a block are written out, blocks follow each other in a loop or along a kernel's 
 
 from __future__ import annotations
 
-import functools
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxtile.primitives import _fold
 from jaxtile.primitives._spec import Spec
 
 SUBLANES = 8
-# Rows of a block in a loop, and how many rows are written out without one: beyond, the
-# compiler takes many seconds.
-BLOCK = 32
-WRITTEN_OUT = 128
 
 
 def carrier(dtype: Any) -> np.dtype:
@@ -57,6 +52,32 @@ def encode_all(values: Sequence) -> list:
 def decode_all(values: Sequence, dtypes: Sequence) -> list:
     """The values of these dtypes that carriers hold."""
     return [decode(v, d) for v, d in zip(values, dtypes, strict=True)]
+
+
+def write_lines(ref: Any, lead: tuple, start: int, lines: Any) -> None:
+    """Put lines of lanes in (n, lanes) memory that is laid out as (n / 8, 8, lanes).
+
+    Args:
+        ref: the memory.
+        lead: the index of the axes before.
+        start: the first line.
+        lines: a value of (..., count, lanes).
+    """
+    *_, count, lanes = lines.shape
+    done, rest = 0, (slice(None),)
+    while done < count:
+        group, line = divmod(start + done, SUBLANES)
+        whole = (count - done) // SUBLANES
+        if line == 0 and whole:
+            stop = done + whole * SUBLANES
+            part = lines[..., done:stop, :]
+            view = part.reshape(*part.shape[:-2], whole, SUBLANES, lanes)
+            ref[(*lead, slice(group, group + whole))] = view
+        else:
+            stop = min(count, done + SUBLANES - line)
+            at = (*lead, group, slice(line, line + stop - done), *rest)
+            ref[at] = lines[..., done:stop, :]
+        done = stop
 
 
 class Store:
@@ -109,14 +130,6 @@ class Steps:
         """What a chain starts from."""
         return _fold.start(self.spec, self.shape, init, masked)
 
-    def seed(self, init: Sequence | None):
-        """What stands before all rows of a tree."""
-        if init is not None:
-            return list(init), None
-        if self.spec.reducer.exact_identity and self.spec.identity(()) is not None:
-            return self.spec.identity(self.shape), None
-        return self.spec.filler(self.shape), jnp.zeros(self.shape, bool)
-
     def pack(self, state) -> list:
         """The leaves of a state and its flag, where it has one."""
         leaves, valid = state
@@ -149,7 +162,8 @@ class Rows:
         shape: of a row.
         masked: the last leaf is a mask.
         whole: the axis that they lie along, an untiled one; None if it is the one
-            before the last, which is viewed as (n / 8, 8).
+            before the last.
+        split: that axis is laid out as (n / 8, 8): positions that are not static need it.
         backward: they are visited from the last to the first.
         index: the dtype of the source index, where elements have one.
         begin: the source index of the first row.
@@ -160,6 +174,7 @@ class Rows:
     shape: tuple[int, ...]
     masked: bool = False
     whole: int | None = None
+    split: bool = True
     backward: bool = False
     index: Any = None
     begin: Any = 0
@@ -172,13 +187,15 @@ class Rows:
         """Where that row is; a base that is not static is a multiple of 8."""
         if self.whole is not None:
             return (*(slice(None),) * self.whole, self.position(base, i))
-        static = self.n - 1 - i if self.backward else i
-        groups = base // SUBLANES
+        lead = (slice(None),) * (len(self.shape) - 2)
+        if not self.split:
+            at = self.position(base, i)
+            return (*lead, slice(at, at + 1), slice(None))
+        static, groups = self.position(0, i), base // SUBLANES
         if isinstance(base, int):
             static, groups = self.position(base, i), 0
         group, line = divmod(static, SUBLANES)
         group = group - groups if self.backward else group + groups
-        lead = (slice(None),) * (len(self.shape) - 2)
         return (*lead, group, slice(line, line + 1), slice(None))
 
     def __call__(self, base: Any, i: int):
@@ -193,20 +210,59 @@ class Rows:
     def save_all(self, out: Store, leaves: Sequence) -> None:
         """Put a value of all rows, in memory's order, where they are."""
         for ref, value in zip(out.refs, leaves, strict=True):
-            place: Any = slice(0, self.n)
-            if self.whole is None:
-                *lead, groups, lines, lanes = ref.shape
-                ref = ref.reshape(*lead, groups * lines, lanes)
-                place = (*(slice(None),) * len(lead), place, slice(None))
-            ref[place] = encode(value)
+            if self.whole is not None:
+                ref[0 : self.n] = encode(value)
+            else:
+                write_lines(ref, (slice(None),) * (value.ndim - 2), 0, encode(value))
+
+
+class Show:
+    """Where a scan's prefixes go, and how: finished, and without the row if exclusive.
+
+    Args:
+        steps: of the reducer.
+        rows: the contributions, in the order of the scan.
+        out: the store of the results, laid out as the rows.
+        nothing: the exclusive prefix of nothing at all; None if inclusive.
+        finish: show `finish`'s results.
+        base: the first row of the block.
+    """
+
+    def __init__(self, steps: Steps, rows: Rows, out: Store, nothing, finish: bool):
+        self.steps, self.rows, self.out = steps, rows, out
+        self.nothing, self.finish, self.base = nothing, finish, 0
+
+    def at(self, base: Any) -> Show:
+        """The same for the block that starts at `base`."""
+        found = copy.copy(self)
+        found.base = base
+        return found
+
+    def _save(self, i, leaves):
+        result = self.steps.finish(leaves) if self.finish else leaves
+        self.out.save(self.rows.place(self.base, i), result)
+
+    def before(self, i: int, state) -> None:
+        """What stands before row i of the block; None for nothing."""
+        if self.nothing is not None:
+            self._save(i, self.nothing if state is None else self.steps.settle(state))
+
+    def after(self, i: int, state) -> None:
+        """The prefix that ends with row i of the block."""
+        if self.nothing is None:
+            self._save(i, self.steps.settle(state))
 
 
 def chain(steps: Steps, rows: Callable, count: int, state, right=False, show=None):
-    """The strict chain over `count` rows of a block, and each state to `show`."""
+    """The strict chain over `count` rows of a block; None starts it unseeded."""
     for i in range(count):
-        state = steps.advance(state, rows(i), right)
+        row = rows(i)
+        before = steps.start(None, row[1] is not None) if state is None else state
+        after = steps.advance(before, row, right)
         if show is not None:
-            show(i, state)
+            show.before(i, state)
+            show.after(i, after)
+        state = after
     return state
 
 
@@ -219,7 +275,7 @@ def tree(steps: Steps, rows: Callable, first: int, count: int):
     return steps.join(left, tree(steps, rows, first + half, count - half))
 
 
-def sweep(steps: Steps, rows: Callable, count: int, before, show: Callable, end=None):
+def sweep(steps: Steps, rows: Callable, count: int, before, show, end=None):
     """The prefixes of `fixed_tree` in a block, after what stands before it.
 
     before(right half) = before(left half) . left half, depth first, and the inclusive
@@ -230,7 +286,7 @@ def sweep(steps: Steps, rows: Callable, count: int, before, show: Callable, end=
         rows: `i -> row`, of the block.
         count: how many rows there are.
         before: the prefix of all blocks before, or None.
-        show: `(i, prefix)`, called once for each row.
+        show: its `before` and `after` are called once for each row.
         end: from the tree of a whole block, what stands before the next one.
 
     Returns:
@@ -239,11 +295,12 @@ def sweep(steps: Steps, rows: Callable, count: int, before, show: Callable, end=
     last = [before]
 
     def shown(i, prefix):
-        show(i, prefix)
+        show.after(i, prefix)
         last[0] = prefix
 
     def visit(first, size, before):
         if size == 1:
+            show.before(first, before)
             return steps.lift(rows(first))
         half = size // 2
         middle = first + half
@@ -264,122 +321,3 @@ def sweep(steps: Steps, rows: Callable, count: int, before, show: Callable, end=
             total = steps.join(before, total)
         shown(count - 1, total)
     return last[0]
-
-
-class Counter:
-    """Trees of aligned blocks that come one at a time: a binary counter of subtrees.
-
-    Slot k holds the tree of 2^k blocks while bit k of their number is set.
-    """
-
-    def __init__(self, steps: Steps, store: Store):
-        self.steps, self.store = steps, store
-
-    def get(self, k: Any):
-        """What slot k holds."""
-        return self.steps.unpack(self.store.load(k))
-
-    def put(self, k: Any, state) -> None:
-        """Fill slot k."""
-        self.store.save(k, self.steps.pack(state))
-
-    def push(self, j: Any, state):
-        """Count the tree of block j; the slot that it fills, and with which tree."""
-        dtypes = self.store.dtypes
-
-        def full(loop):
-            return (j >> loop[0]) & 1 == 1
-
-        def merge(loop):
-            k, leaves = loop
-            state = self.steps.unpack(decode_all(leaves, dtypes))
-            merged = self.steps.join(self.get(k), state)
-            return k + 1, encode_all(self.steps.pack(merged))
-
-        start = jnp.int32(0), encode_all(self.steps.pack(state))
-        k, leaves = lax.while_loop(full, merge, start)
-        state = self.steps.unpack(decode_all(leaves, dtypes))
-        self.put(k, state)
-        return k, state
-
-    def total(self, count: int, tail=None):
-        """The tree of `count` whole blocks and a shorter last one."""
-        for k in range(count.bit_length()):
-            if count >> k & 1:
-                tail = (
-                    self.get(k) if tail is None else self.steps.join(self.get(k), tail)
-                )
-        return tail
-
-
-class Prefixes:
-    """The prefix of aligned blocks that come one at a time, in `fixed_tree`'s order.
-
-    Beside a counter, slot k holds the prefix of the last multiple of 2^k blocks: before
-    the first it is the seed, if there is one.
-    """
-
-    def __init__(self, steps: Steps, refs: Sequence, masked: bool, seed):
-        self.steps, self.seeded = steps, seed is not None
-        mine, those = self._dtypes(steps, masked, seed)
-        self.trees = Counter(steps, Store(refs[: len(mine)], mine))
-        self.ends = Counter(steps, Store(refs[len(mine) :], those))
-        self.seed = seed
-
-    @staticmethod
-    def _dtypes(steps, masked, seed):
-        # After a seed every prefix exists.
-        flag, states = [np.dtype(bool)] * masked, list(steps.spec.states)
-        return [*states, *flag], [*states, *(flag if seed is None else [])]
-
-    @classmethod
-    def memory(cls, steps: Steps, blocks: int, masked: bool, seed) -> list:
-        """The scratch memory for so many blocks."""
-        mine, those = cls._dtypes(steps, masked, seed)
-        return scratch((levels(blocks), *steps.shape), [*mine, *those])
-
-    def start(self, blocks: int) -> None:
-        """Before the first block."""
-        if self.seed is not None:
-            for k in range(levels(blocks)):
-                self.ends.put(k, self.seed)
-
-    def before(self):
-        """The prefix of all blocks so far."""
-        return self.ends.get(0)
-
-    def push(self, j: Any, tree):
-        """Count the tree of block j; the prefix that it completes."""
-        k, tree = self.trees.push(j, tree)
-        prefix = self.steps.join(self.ends.get(k + 1), tree)
-        if not self.seeded:
-            # Nothing stands before the first 2^k blocks.
-            first = j + 1 == jnp.int32(1) << k
-            pairs = zip(self.steps.pack(tree), self.steps.pack(prefix), strict=True)
-            prefix = self.steps.unpack(
-                decode_all(
-                    [jnp.where(first, encode(a), encode(b)) for a, b in pairs],
-                    self.ends.store.dtypes,
-                )
-            )
-
-        @functools.partial(lax.fori_loop, 0, k + 1, init_val=None)
-        def _(i, carry):
-            self.ends.put(i, prefix)
-            return carry
-
-        return prefix
-
-
-def levels(blocks: int) -> int:
-    """How many slots a `Counter` of so many blocks has."""
-    return blocks.bit_length() + 1
-
-
-def looped(carry: Sequence, dtypes: Sequence, count: int, body: Callable) -> list:
-    """`fori_loop` over blocks with a carry of leaves that may be narrow."""
-
-    def step(j, packed):
-        return encode_all(body(j, decode_all(packed, dtypes)))
-
-    return decode_all(lax.fori_loop(0, count, step, encode_all(carry)), dtypes)

@@ -22,6 +22,7 @@ from jaxtile.pallas_lowering.tpu._rows import (
     decode,
     encode,
     scratch,
+    write_lines,
 )
 
 
@@ -93,21 +94,14 @@ class Layout:
         """The shape of the scratch memory of one leaf."""
         if self.whole:
             return (self.n, *self.kept)
-        lines = -(-self.n // SUBLANES) * SUBLANES
-        return (*self._batch, lines, self.row[-1])
+        groups = -(-self.n // SUBLANES)
+        return (*self._batch, groups, SUBLANES, self.row[-1])
 
     def bytes(self, leaves: int) -> int:
         """What the scratch memory of so many leaves takes, in tiles of (8, 128)."""
         *lead, lines, lanes = self.memory
         tiles = math.prod(lead) * -(-lines // SUBLANES) * -(-lanes // 128)
         return leaves * tiles * SUBLANES * 128 * 4
-
-    def lines(self, ref: Any) -> Any:
-        """Memory as `Rows` takes it."""
-        if self.whole:
-            return ref
-        *lead, lines, lanes = self.memory
-        return ref.reshape(*lead, lines // SUBLANES, SUBLANES, lanes)
 
     def _blocks(self, value: Any):
         """The last two axes' blocks: where their rows go, and what they hold."""
@@ -141,11 +135,10 @@ class Layout:
         block = block.T if lanes else block
         n, width = block.shape
         if not self.flat:
-            ref[(*lead, slice(i * n, (i + 1) * n), slice(None))] = block
+            write_lines(ref, lead, i * n, block)
             return
         for s in range(width):
-            start = (i * width + s) * n
-            ref[(*lead, slice(start, start + n), slice(None))] = block[:, s : s + 1]
+            write_lines(ref, lead, (i * width + s) * n, block[:, s : s + 1])
 
     def read(self, ref: Any, dtype: Any) -> Any:
         """The value of the layout's shape, of one axis, that rows hold in memory."""
@@ -153,7 +146,8 @@ class Layout:
         if self.whole:
             rows = decode(ref[...], dtype)
             return rows if axis == 0 else jnp.moveaxis(rows, 0, axis)
-        value = ref[(*(slice(None),) * len(self._batch), slice(0, self.n))]
+        *lead, groups, lines, lanes = self.memory
+        value = ref[...].reshape(*lead, groups * lines, lanes)[..., : self.n, :]
         if axis == len(self.shape) - 1:
             value = jnp.swapaxes(value, -1, -2)
         return decode(value.reshape(self.shape), dtype)
@@ -186,15 +180,14 @@ def staged(
     def run(*refs):
         for ref, value in zip(refs, values, strict=False):
             layout.write(ref, value)
-        views = [layout.lines(ref) for ref in refs]
         count = len(values)
         rows = Rows(
-            Store(views[:count], dtypes),
+            Store(refs[:count], dtypes),
             layout.n,
             layout.row,
             whole=0 if layout.whole else None,
             **options,
         )
-        return body(rows, Store(views[count:], outputs), refs[count:])
+        return body(rows, Store(refs[count:], outputs))
 
     return pl.run_scoped(run, *scratch(layout.memory, [*dtypes, *outputs]))

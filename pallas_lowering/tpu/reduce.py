@@ -6,29 +6,18 @@ tree is `fixed_tree`, which costs the same.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 
 from jaxtile.pallas_lowering._add import reduce_add
-from jaxtile.pallas_lowering.tpu import BACKEND, _rows
+from jaxtile.pallas_lowering.tpu import BACKEND
+from jaxtile.pallas_lowering.tpu._blocks import fold_rows, tree_rows
 from jaxtile.pallas_lowering.tpu._refuse import refuse_bytes, refuse_operands
-from jaxtile.pallas_lowering.tpu._rows import (
-    Counter,
-    Rows,
-    Steps,
-    Store,
-    chain,
-    levels,
-    looped,
-    scratch,
-    tree,
-)
+from jaxtile.pallas_lowering.tpu._rows import Steps
 from jaxtile.pallas_lowering.tpu._staging import Layout, as_matrix, reshape, staged
 from jaxtile.policy import Kind, Transform
 from jaxtile.primitives import _fold
@@ -84,52 +73,6 @@ def _of_states(spec: Spec) -> Spec:
     )
 
 
-def fold_rows(steps: Steps, rows: Rows, init, right: bool):
-    """The strict chain over all rows, which `right` visits backward."""
-    state = steps.start(init, rows.masked)
-    first = rows.n if rows.n <= _rows.WRITTEN_OUT else _rows.BLOCK
-    state = chain(steps, functools.partial(rows, 0), first, state, right)
-    if not rows.masked:
-        state = state[0], None
-    if first == rows.n:
-        return state
-    dtypes = [v.dtype for v in steps.pack(state)]
-
-    def block(j, leaves):
-        here = functools.partial(rows, (j + 1) * _rows.BLOCK)
-        state = chain(steps, here, _rows.BLOCK, steps.unpack(leaves), right)
-        return steps.pack(state)
-
-    whole, rest = divmod(rows.n - _rows.BLOCK, _rows.BLOCK)
-    leaves = looped(steps.pack(state), dtypes, whole, block)
-    here = functools.partial(rows, rows.n - rest)
-    return chain(steps, here, rest, steps.unpack(leaves), right)
-
-
-def tree_rows(steps: Steps, rows: Rows):
-    """`fixed_tree` over all rows."""
-    if rows.n <= _rows.WRITTEN_OUT:
-        return tree(steps, functools.partial(rows, 0), 0, rows.n)
-    whole, rest = divmod(rows.n, _rows.BLOCK)
-    dtypes = [*steps.spec.states, *[jnp.dtype(bool)] * rows.masked]
-
-    def run(*refs):
-        counter = Counter(steps, Store(refs, dtypes))
-
-        @functools.partial(lax.fori_loop, 0, whole, init_val=None)
-        def _(j, carry):
-            here = functools.partial(rows, j * _rows.BLOCK)
-            counter.push(j, tree(steps, here, 0, _rows.BLOCK))
-            return carry
-
-        tail = None
-        if rest:
-            tail = tree(steps, functools.partial(rows, whole * _rows.BLOCK), 0, rest)
-        return counter.total(whole, tail)
-
-    return pl.run_scoped(run, *scratch((levels(whole), *steps.shape), dtypes))
-
-
 def _begin(spec, layout, axes):
     """The source index of each fibre's first row, where it is not 0."""
     if spec.index is None or layout.axes == axes:
@@ -154,10 +97,11 @@ def _reduce_axes(spec, elements, mask, axes, inner, policy, init=None):
     if init is not None:
         init = [layout.to_row(v) for v in init]
 
-    def body(rows, out, refs):
+    def body(rows, out):
         steps = Steps(spec, rows.shape)
         if chained:
-            state = fold_rows(steps, rows, init, right)
+            seed = None if init is None else (init, None)
+            state = fold_rows(steps, rows, seed, right)
         else:
             state = tree_rows(steps, rows)
             if init is not None:

@@ -6,27 +6,17 @@ A tree policy permits the chain, and no grouping is cheaper over rows. The prefi
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 
-from jaxtile.pallas_lowering.tpu import BACKEND, _rows
+from jaxtile.pallas_lowering.tpu import BACKEND
+from jaxtile.pallas_lowering.tpu._blocks import fold_rows, looped, scan_rows
 from jaxtile.pallas_lowering.tpu._refuse import refuse_bytes, refuse_operands
-from jaxtile.pallas_lowering.tpu._rows import (
-    Prefixes,
-    Rows,
-    Steps,
-    Store,
-    chain,
-    looped,
-    sweep,
-)
+from jaxtile.pallas_lowering.tpu._rows import SUBLANES, Rows, Show, Steps
 from jaxtile.pallas_lowering.tpu._staging import Layout, as_matrix, reshape, staged
-from jaxtile.pallas_lowering.tpu.reduce import fold_rows
 from jaxtile.policy import Kind
 from jaxtile.primitives import _fold
 from jaxtile.primitives._define import lowered_on
@@ -44,104 +34,6 @@ def _refuse(*avals, **params):
     shape, axes = as_matrix(elements[0].shape, (params["axis"],))
     leaves = len(elements) + (mask is not None) + len(params["out"])
     return refuse_bytes(Layout(shape, axes).bytes(leaves))
-
-
-class Show:
-    """Where the prefixes go, and how: finished, and moved by one if exclusive.
-
-    Args:
-        steps: of the reducer.
-        rows: the contributions, in the order of the scan.
-        out: the store of the results, laid out as the rows.
-        first: what the exclusive prefix of the first row is, or None if inclusive.
-        finish: show `finish`'s results.
-    """
-
-    def __init__(self, steps: Steps, rows: Rows, out: Store, first, finish: bool):
-        self.steps, self.rows, self.out = steps, rows, out
-        self.first, self.finish = first, finish
-
-    def _save(self, base, i, leaves):
-        result = self.steps.finish(leaves) if self.finish else leaves
-        self.out.save(self.rows.place(base, i), result)
-
-    def begin(self) -> None:
-        """Before the first row."""
-        if self.first is not None:
-            self._save(0, 0, self.first)
-
-    def __call__(self, base: Any, count: int, more: bool, i: int, state) -> None:
-        """The prefix of row i of a block of `count`; `more` says that others follow."""
-        leaves = self.steps.settle(state)
-        if self.first is None:
-            self._save(base, i, leaves)
-        elif more or i + 1 < count:
-            self._save(base, i + 1, leaves)
-
-
-def _blocks(n: int) -> tuple[int, int, int]:
-    """The extent of the first block, how many follow, and that of the last.
-
-    The last block stays out of the loop: it shows one prefix less if exclusive.
-    """
-    if n <= _rows.WRITTEN_OUT:
-        return n, 0, 0
-    whole = -(-n // _rows.BLOCK) - 2
-    return _rows.BLOCK, whole, n - (whole + 1) * _rows.BLOCK
-
-
-def scan_chain(steps: Steps, rows: Rows, init, show: Show):
-    """The strict chain, and its last state."""
-    first, whole, rest = _blocks(rows.n)
-
-    def block(base, count, more, state):
-        here = functools.partial(rows, base)
-        after = functools.partial(show, base, count, more)
-        return chain(steps, here, count, state, show=after)
-
-    def in_loop(j, leaves):
-        base = (j + 1) * _rows.BLOCK
-        return steps.pack(block(base, _rows.BLOCK, True, steps.unpack(leaves)))
-
-    state = block(0, first, rest > 0, steps.start(init, rows.masked))
-    if not rows.masked:
-        state = state[0], None
-    if not rest:
-        return state
-    dtypes = [v.dtype for v in steps.pack(state)]
-    state = steps.unpack(looped(steps.pack(state), dtypes, whole, in_loop))
-    return block(rows.n - rest, rest, False, state)
-
-
-def scan_tree(steps: Steps, rows: Rows, init, show: Show):
-    """`fixed_tree`'s prefixes, and the last."""
-    first, whole, rest = _blocks(rows.n)
-    seed = None if init is None else (init, None)
-
-    def block(base, count, more, before, end=None):
-        here = functools.partial(rows, base)
-        after = functools.partial(show, base, count, more)
-        return sweep(steps, here, count, before, after, end)
-
-    if not rest:
-        return block(0, first, False, seed)
-
-    def run(*refs):
-        prefixes = Prefixes(steps, refs, rows.masked, seed)
-        prefixes.start(whole + 2)
-        block(0, first, True, seed, functools.partial(prefixes.push, 0))
-
-        @functools.partial(lax.fori_loop, 1, whole + 1, init_val=None)
-        def _(j, carry):
-            end = functools.partial(prefixes.push, j)
-            block(j * _rows.BLOCK, _rows.BLOCK, True, prefixes.before(), end)
-            return carry
-
-        end = functools.partial(prefixes.push, whole + 1)
-        end = end if rest == _rows.BLOCK else None
-        return block(rows.n - rest, rest, False, prefixes.before(), end)
-
-    return pl.run_scoped(run, *Prefixes.memory(steps, whole + 2, rows.masked, seed))
 
 
 def scan_nested(steps: Steps, rows: Rows, init, inclusive: bool):
@@ -169,15 +61,15 @@ def scan_nested(steps: Steps, rows: Rows, init, inclusive: bool):
         init = [jnp.broadcast_to(v, shape) for v in init]
     state = wide.start(init, True)
     dtypes = [v.dtype for v in wide.pack(state)]
-    whole, rest = divmod(rows.n, _rows.SUBLANES)
+    whole, rest = divmod(rows.n, SUBLANES)
 
     def block(j, leaves):
         state = wide.unpack(leaves)
-        for k in range(_rows.SUBLANES):
-            state = step(j * _rows.SUBLANES, k, state)
+        for k in range(SUBLANES):
+            state = step(j * SUBLANES, k, state)
         return wide.pack(state)
 
-    state = wide.unpack(looped(wide.pack(state), dtypes, whole, block))
+    state = wide.unpack(looped(0, wide.pack(state), dtypes, whole, block))
     for k in range(rest):
         state = step(rows.n - rest, k, state)
     return wide.settle(state)
@@ -187,6 +79,7 @@ def _scan_rows(spec, rows, out, init, params):
     """Fill `out`; the raw state over all rows, where it is asked for."""
     steps, policy = Steps(spec, rows.shape), params["policy"]
     exclusive, finish = params["exclusive"], params["finish"]
+    seed = None if init is None else (init, None)
     if policy.kind is (Kind.LEFT if spec.swapped else Kind.RIGHT):
         leaves = scan_nested(steps, rows, init, not exclusive)
         results = spec.finish(leaves) if finish else leaves
@@ -194,12 +87,12 @@ def _scan_rows(spec, rows, out, init, params):
         if not params["final"]:
             return []
         backward = replace(rows, backward=not rows.backward)
-        return steps.settle(fold_rows(steps, backward, init, True))
-    first = _fold.nothing(spec, init, rows.shape) if exclusive else None
-    show = Show(steps, rows, out, first, finish)
-    show.begin()
-    scan = scan_tree if policy.kind is Kind.FIXED else scan_chain
-    return steps.settle(scan(steps, rows, init, show))
+        return steps.settle(fold_rows(steps, backward, seed, True))
+    nothing = _fold.nothing(spec, init, rows.shape) if exclusive else None
+    show = Show(steps, rows, out, nothing, finish)
+    if policy.kind is Kind.FIXED:
+        return steps.settle(scan_rows(steps, rows, seed, show))
+    return steps.settle(fold_rows(steps, rows, seed, show=show))
 
 
 def scan_values(*operands: Any, **params: Any) -> list:
@@ -215,9 +108,9 @@ def scan_values(*operands: Any, **params: Any) -> list:
     spec = replace(spec, swapped=True) if direction == "suffix" else spec
     dtypes = spec.results if params["finish"] else spec.states
 
-    def body(rows, out, refs):
+    def body(rows, out):
         last = _scan_rows(spec, rows, out, init, params)
-        return [layout.read(r, d) for r, d in zip(refs, dtypes, strict=True)], last
+        return [layout.read(r, d) for r, d in zip(out.refs, dtypes, strict=True)], last
 
     options = dict(backward=direction != "prefix", index=spec.index)
     outs, last = staged(

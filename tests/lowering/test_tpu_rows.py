@@ -8,7 +8,7 @@ import pytest
 import jaxtile as jt
 import oracle
 import targets
-from jaxtile.pallas_lowering.tpu import _rows
+from jaxtile.pallas_lowering.tpu import _blocks, _rows
 from jaxtile.pallas_lowering.tpu import reduce as reduce_rule
 from jaxtile.pallas_lowering.tpu import scan as scan_rule
 
@@ -32,6 +32,21 @@ class _Words:
         return WORDS.merge(a, b)
 
 
+class _Shown:
+    """What a sweep shows, each place once."""
+
+    def __init__(self):
+        self.begins, self.ends = {}, {}
+
+    def before(self, i, prefix):
+        assert i not in self.begins
+        self.begins[i] = prefix
+
+    def after(self, i, prefix):
+        assert i not in self.ends
+        self.ends[i] = prefix
+
+
 def _letters(n):
     return [(f"x{i}",) for i in range(n)]
 
@@ -46,23 +61,19 @@ def test_tree_pairs_as_fixed_tree_does(n):
 @pytest.mark.parametrize("seed", [None, ("z",)])
 @pytest.mark.parametrize("n", SIZES)
 def test_sweep_shows_each_prefix_of_fixed_tree_once(n, seed):
-    letters, shown = _letters(n), {}
-
-    def show(i, prefix):
-        assert i not in shown
-        shown[i] = prefix
-
+    letters, show = _letters(n), _Shown()
     last = _rows.sweep(_Words, letters.__getitem__, n, seed, show)
     want = oracle.scan(WORDS, letters, "fixed_tree", seed=seed)
-    assert [shown[i] for i in range(n)] == want
+    assert [show.ends[i] for i in range(n)] == want
+    assert [show.begins[i] for i in range(n)] == [seed, *want[:-1]]
     assert last == want[-1]
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Loops at small sizes: what is written out takes long to compile on a CPU."""
-    monkeypatch.setattr(_rows, "BLOCK", 8)
-    monkeypatch.setattr(_rows, "WRITTEN_OUT", 8)
+    monkeypatch.setattr(_blocks, "BLOCK", 8)
+    monkeypatch.setattr(_blocks, "WRITTEN_OUT", 8)
 
 
 def _mixed_merge(a, b):
