@@ -15,3 +15,5 @@ define_elementwise(BACKEND, TRAITS)
 
 from jaxtile.pallas_lowering.tpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.tpu import scan as scan  # noqa: E402
+from jaxtile.pallas_lowering.tpu import whole_reduce as whole_reduce  # noqa: E402
+from jaxtile.pallas_lowering.tpu import whole_scan as whole_scan  # noqa: E402

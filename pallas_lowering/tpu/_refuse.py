@@ -89,3 +89,12 @@ def refuse_bytes(bytes: int) -> str | None:
         f"its rows need {bytes / 2**20:.1f} MiB of scratch memory, above "
         f"{MOST_BYTES >> 20}; use smaller blocks and combine their results"
     )
+
+
+def refuse_whole(
+    spec: Spec, shape: Sequence[int], axes: Sequence[int], params: dict
+) -> str | None:
+    """Why whole arrays are refused, or None."""
+    if not axes:
+        return "there is no axis to combine along; the reference has nothing to add"
+    return refuse_operands(spec, shape, params)
