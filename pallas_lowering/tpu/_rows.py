@@ -108,10 +108,10 @@ class Steps:
         self.spec, self.shape = spec, tuple(shape)
 
         def join(a, b):
-            return _fold.join(spec, *a, *b)
+            return _fold.join(spec, a[0], a[1], b[0], b[1])
 
         def advance(state, element, mask, right):
-            return _fold.advance(spec, *state, element, mask, right)
+            return _fold.advance(spec, state[0], state[1], element, mask, right)
 
         self.join = jax.jit(join)
         self._advance = jax.jit(advance, static_argnums=3)

@@ -58,7 +58,7 @@ def _refuse(*avals, **params):
     return refuse_bytes(layout.bytes(len(elements) + (mask is not None)))
 
 
-def _of_states(spec: Spec) -> Spec:
+def of_states(spec: Spec) -> Spec:
     """The same merge of elements that are states already."""
     reducer = replace(
         spec.reducer, lift=None, update=None, update_right=None, indexed=False
@@ -124,7 +124,7 @@ def _state(spec, elements, init, mask, axes, policy):
     if not nested:
         return _reduce_axes(spec, elements, mask, axes, axes, policy, init)
     state, valid = _reduce_axes(spec, elements, mask, axes, axes[-1:], policy)
-    return _state(_of_states(spec), state, init, valid, axes[:-1], policy)
+    return _state(of_states(spec), state, init, valid, axes[:-1], policy)
 
 
 def reduce_values(*operands: Any, **params: Any) -> list:

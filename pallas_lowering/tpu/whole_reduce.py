@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
 
 from jaxtile.pallas_lowering.tpu import BACKEND, _blocks
 from jaxtile.pallas_lowering.tpu._blocks import (
@@ -12,10 +16,12 @@ from jaxtile.pallas_lowering.tpu._blocks import (
     fold_rows,
     tree_rows,
 )
-from jaxtile.pallas_lowering.tpu._grid import Call, Plan
+from jaxtile.pallas_lowering.tpu._grid import LANES, Call, Plan
 from jaxtile.pallas_lowering.tpu._refuse import refuse_whole
 from jaxtile.pallas_lowering.tpu._rows import Store, encode, scratch
+from jaxtile.pallas_lowering.tpu.reduce import of_states
 from jaxtile.policy import Kind
+from jaxtile.primitives import _fold, _native
 from jaxtile.primitives._define import lowered_on
 from jaxtile.primitives._operands import unpack
 from jaxtile.primitives._scalar import convert
@@ -75,11 +81,58 @@ def flagged(call, seeded: bool) -> bool:
     return call.masked and start is not None
 
 
+def _few(shape, axes, policy) -> bool:
+    """So few fibres leave most lanes idle, and the policy permits parts of a fibre."""
+    n = math.prod(shape[a] for a in axes)
+    chained = policy.kind in (Kind.LEFT, Kind.RIGHT)
+    return math.prod(shape) // n < LANES and n >= 2 * LANES and not chained
+
+
+def _in_parts(elements, init, mask, params) -> list:
+    """Aligned parts of each fibre as fibres of their own, then the parts' states."""
+    spec, axes = params["spec"], params["axes"]
+    shape = elements[0].shape
+    kept = tuple(s for d, s in enumerate(shape) if d not in axes)
+    leaves = [*elements, *([] if mask is None else [mask])]
+    leaves = [_fold.collapse(v, axes) for v in leaves]
+    leaves = [v.reshape(-1, v.shape[-1]) for v in leaves]
+    if spec.index is not None:
+        place = lax.broadcasted_iota(spec.index, leaves[0].shape, 1)
+        leaves.insert(len(elements), place)
+    fibres, n = leaves[0].shape
+    whole = n // LANES * LANES
+    heads = [v[:, :whole].reshape(fibres, -1, LANES) for v in leaves]
+    parts = [heads] + [[v[:, whole:, None].mT for v in leaves]] * (whole < n)
+    inner = dict(params, axes=(2,), seeded=False, finish=False, out=spec.states)
+    found = [reduce_array(*part, **inner) for part in parts]
+    states = [jnp.concatenate(v, 1) for v in zip(*found, strict=True)]
+    if mask is not None:
+        some = [jnp.any(part[-1], 2) for part in parts]
+        states.append(jnp.concatenate(some, 1))
+    seeds = [v.reshape(fibres) for v in init or ()]
+    k = len(spec.states)
+    outer = dict(params, spec=of_states(spec), axes=(1,))
+    outs = reduce_array(*states[:k], *seeds, *states[k:], **outer)
+    return [v.reshape(kept) for v in outs]
+
+
+def _unpack(spec, arrays, params):
+    """The operands; parts of a fibre bring their source index as one more element."""
+    spare = len(arrays) - params["masked"] - len(spec.raw)
+    spare -= len(spec.states) if params["seeded"] else 0
+    index = list(arrays[len(spec.raw) : len(spec.raw) + spare])
+    rest = [*arrays[: len(spec.raw)], *arrays[len(spec.raw) + spare :]]
+    elements, init, mask = unpack(spec, rest, params["seeded"], params["masked"])
+    return elements + index, init, mask
+
+
 def reduce_array(*arrays: Any, **params: Any) -> list:
     """The primitive's operands as whole arrays, and its parameters."""
     spec, policy = params["spec"], params["policy"]
-    elements, init, mask = unpack(spec, arrays, params["seeded"], params["masked"])
+    elements, init, mask = _unpack(spec, arrays, params)
     masked = mask is not None
+    if _few(elements[0].shape, params["axes"], policy):
+        return _in_parts(elements[: len(spec.raw)], init, mask, params)
     leaves = [*elements, *([mask] if masked else [])]
     plan = Plan(elements[0].shape, params["axes"], len(leaves))
     right = policy.kind is Kind.RIGHT
@@ -96,7 +149,19 @@ def reduce_array(*arrays: Any, **params: Any) -> list:
     return call.run(step, leaves, init, (), params["out"], carry)
 
 
-@BACKEND.runs(reduce_p, _refuse)
+def _slower(*avals, **params):
+    spec, policy = params["spec"], params["policy"]
+    name = spec.reducer.native
+    free = name in _native.VALUES and _native.keeps_rounding(spec)
+    if policy.kind is Kind.TREE and (free or name in ("argmax", "argmin")):
+        return (
+            f"XLA's own {name} costs no more under {policy}, and fuses with what "
+            "computes its operand"
+        )
+    return None
+
+
+@BACKEND.runs(reduce_p, _refuse, _slower)
 def _run(*arrays, **params):
     with lowered_on("tpu"):
         return reduce_array(*arrays, **params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxtile.pallas_lowering.tpu._blocks import (
     scan_rows,
     sweep_rows,
 )
-from jaxtile.pallas_lowering.tpu._grid import Call, Plan
+from jaxtile.pallas_lowering.tpu._grid import LANES, Call, Plan
 from jaxtile.pallas_lowering.tpu._refuse import refuse_whole
 from jaxtile.pallas_lowering.tpu._rows import Show, Store, encode, scratch
 from jaxtile.pallas_lowering.tpu.whole_reduce import flagged, seed_of
@@ -101,7 +102,20 @@ def scan_array(*arrays: Any, **params: Any) -> list:
     return outs
 
 
-@BACKEND.runs(scan_p, _refuse)
+def _slower(*avals, **params):
+    spec, policy, axis = params["spec"], params["policy"], params["axis"]
+    elements, _, _ = unpack(spec, avals, params["seeded"], params["masked"])
+    shape = elements[0].shape
+    fibres = math.prod(shape) // shape[axis]
+    if policy.kind in (Kind.TREE, Kind.FIXED) and fibres < LANES:
+        return (
+            f"{fibres} fibres leave most lanes of each step idle, and XLA's tree along "
+            "the axis fills them"
+        )
+    return None
+
+
+@BACKEND.runs(scan_p, _refuse, _slower)
 def _run(*arrays, **params):
     with lowered_on("tpu"):
         return scan_array(*arrays, **params)

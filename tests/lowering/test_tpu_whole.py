@@ -80,6 +80,21 @@ def test_reduce_is_seeded_masked_and_narrowed_in_the_kernel(interpreted):
     _same(call, x, z)
 
 
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((1000,), 0), ((2, 300), 1), ((3, 20, 30), (1, 2)), ((256,), 0)]
+)
+def test_few_fibres_are_reduced_in_aligned_parts(monkeypatch, shape, axes):
+    monkeypatch.setattr(_grid, "INTERPRET", True)
+    x = _values(shape)
+
+    def call(x):
+        named = dict(policy="fixed_tree", where=x > -3)
+        total = jt.reduce(x, axes, jt.add, policy="fixed_tree", out_dtype="bfloat16")
+        return total, jt.reduce(x, axes, jt.argmax, **named)
+
+    _same(call, x)
+
+
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize("direction", ["prefix", "suffix", "reverse"])
 @pytest.mark.parametrize("n", [7, 40, 65])
@@ -163,3 +178,19 @@ def test_libtpu_compiles_every_form(shape, axis, policy):
 
     compiled = targets.compile_array_for_tpu(call, targets.spec(shape, dtype))
     assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 2
+
+
+def _runs(call, shape):
+    (entry,) = jt.explain(call, platform="tpu")(targets.spec(shape))
+    return entry.implementation
+
+
+def test_what_xla_does_as_well_is_left_to_it():
+    wide, few = (64, 4096), (4096, 8)
+    fixed = dict(policy="fixed_tree")
+    assert _runs(lambda x: jt.reduce(x, 0, jt.add), wide) == "reference"
+    assert _runs(lambda x: jt.reduce(x, 0, jt.add, **fixed), wide) == "tpu"
+    assert _runs(lambda x: jt.reduce(x, 0, jt.add, policy="fold_left"), wide) == "tpu"
+    assert _runs(lambda x: jt.scan(x, 0, jt.add), wide) == "tpu"
+    assert _runs(lambda x: jt.scan(x, 0, jt.add), few) == "reference"
+    assert _runs(lambda x: jt.scan(x, 0, jt.add, policy="fold_left"), few) == "tpu"
