@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from jaxtile.pallas_lowering.tpu import _blocks
 from jaxtile.pallas_lowering.tpu._rows import (
     SUBLANES,
     Rows,
@@ -44,10 +45,12 @@ class Layout:
 
     Args:
         shape, axes: of the value, and its axes that the fibres lie along.
+        looped: rows are visited in a loop, however few they are.
     """
 
     shape: tuple[int, ...]
     axes: tuple[int, ...]
+    looped: bool = False
 
     @property
     def _tiled(self) -> tuple[bool, bool]:
@@ -65,9 +68,25 @@ class Layout:
         return all(self._tiled)
 
     @property
+    def transposed(self) -> bool:
+        """The lanes are among the axes."""
+        return self._tiled[1]
+
+    @property
+    def written_out(self) -> bool:
+        """The value is one block of few rows."""
+        plain = len(self.shape) == 2 and not self.flat and not self.whole
+        return plain and not self.split
+
+    @property
     def n(self) -> int:
         """How many rows there are."""
         return math.prod(self.shape[a] for a in self.axes)
+
+    @property
+    def split(self) -> bool:
+        """Positions are not static, so that rows come in groups of eight."""
+        return self.looped or self.n > _blocks.WRITTEN_OUT
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -94,6 +113,8 @@ class Layout:
         """The shape of the scratch memory of one leaf."""
         if self.whole:
             return (self.n, *self.kept)
+        if not self.split:
+            return (*self._batch, self.n, self.row[-1])
         groups = -(-self.n // SUBLANES)
         return (*self._batch, groups, SUBLANES, self.row[-1])
 
@@ -135,10 +156,16 @@ class Layout:
         block = block.T if lanes else block
         n, width = block.shape
         if not self.flat:
-            write_lines(ref, lead, i * n, block)
+            self._write_lines(ref, lead, i * n, block)
             return
         for s in range(width):
-            write_lines(ref, lead, (i * width + s) * n, block[:, s : s + 1])
+            self._write_lines(ref, lead, (i * width + s) * n, block[:, s : s + 1])
+
+    def _write_lines(self, ref, lead, start, lines):
+        if self.split:
+            write_lines(ref, lead, start, lines)
+        else:
+            ref[(*lead, slice(start, start + lines.shape[0]), slice(None))] = lines
 
     def read(self, ref: Any, dtype: Any) -> Any:
         """The value of the layout's shape, of one axis, that rows hold in memory."""
@@ -146,8 +173,10 @@ class Layout:
         if self.whole:
             rows = decode(ref[...], dtype)
             return rows if axis == 0 else jnp.moveaxis(rows, 0, axis)
-        *lead, groups, lines, lanes = self.memory
-        value = ref[...].reshape(*lead, groups * lines, lanes)[..., : self.n, :]
+        value = ref[...]
+        if self.split:
+            *lead, groups, lines, lanes = self.memory
+            value = value.reshape(*lead, groups * lines, lanes)[..., : self.n, :]
         if axis == len(self.shape) - 1:
             value = jnp.swapaxes(value, -1, -2)
         return decode(value.reshape(self.shape), dtype)
@@ -164,7 +193,12 @@ class Layout:
 
 
 def staged(
-    layout: Layout, values: Sequence, outputs: Sequence, body: Callable, **options: Any
+    layout: Layout,
+    values: Sequence,
+    outputs: Sequence,
+    body: Callable,
+    resident: bool = False,
+    **options: Any,
 ) -> Any:
     """Run `body(rows, out)` on values laid out as rows, within a kernel.
 
@@ -173,9 +207,15 @@ def staged(
         values: element leaves, and a mask last where there is one.
         outputs: dtypes of leaves to leave room for in `out`, laid out as the values.
         body: it gives a pytree of values.
+        resident: leave few rows in registers; there are no outputs. Cheaper where rows
+            do not wait for each other: memory is filled before the first row is read.
         **options: of `Rows`.
     """
     dtypes = [v.dtype for v in values]
+    if resident and layout.written_out:
+        lines = [v.T if layout.transposed else v for v in map(encode, values)]
+        rows = Rows(Store(lines, dtypes), layout.n, layout.row, split=False, **options)
+        return body(rows, Store((), ()))
 
     def run(*refs):
         for ref, value in zip(refs, values, strict=False):
@@ -186,6 +226,7 @@ def staged(
             layout.n,
             layout.row,
             whole=0 if layout.whole else None,
+            split=layout.split,
             **options,
         )
         return body(rows, Store(refs[count:], outputs))

@@ -110,7 +110,7 @@ def _reduce_axes(spec, elements, mask, axes, inner, policy, init=None):
 
     options: dict[str, Any] = dict(masked=mask is not None, backward=right)
     options |= dict(index=spec.index, begin=_begin(spec, layout, axes))
-    leaves, valid = staged(layout, values, (), body, **options)
+    leaves, valid = staged(layout, values, (), body, not chained, **options)
     leaves = [layout.to_fibres(v) for v in leaves]
     return leaves, None if valid is None else layout.to_fibres(valid)
 

@@ -36,6 +36,12 @@ def _refuse(*avals, **params):
     return refuse_bytes(Layout(shape, axes).bytes(leaves))
 
 
+def _nests(params) -> bool:
+    """The fold runs against the direction: a chain of its own for each prefix."""
+    against = Kind.LEFT if params["direction"] == "suffix" else Kind.RIGHT
+    return params["policy"].kind is against
+
+
 def scan_nested(steps: Steps, rows: Rows, init, inclusive: bool):
     """A chain of its own for each prefix, all of them at once, in memory's order."""
     shape = (rows.n, *rows.shape)
@@ -80,7 +86,7 @@ def _scan_rows(spec, rows, out, init, params):
     steps, policy = Steps(spec, rows.shape), params["policy"]
     exclusive, finish = params["exclusive"], params["finish"]
     seed = None if init is None else (init, None)
-    if policy.kind is (Kind.LEFT if spec.swapped else Kind.RIGHT):
+    if _nests(params):
         leaves = scan_nested(steps, rows, init, not exclusive)
         results = spec.finish(leaves) if finish else leaves
         rows.save_all(out, results)
@@ -101,7 +107,7 @@ def scan_values(*operands: Any, **params: Any) -> list:
     elements, init, mask = unpack(spec, operands, params["seeded"], params["masked"])
     old = elements[0].shape
     shape, axes = as_matrix(old, (params["axis"],))
-    layout = Layout(shape, axes)
+    layout = Layout(shape, axes, _nests(params))
     values = [*elements, *([] if mask is None else [mask])]
     values = [reshape(v, shape) for v in values]
     init = None if init is None else [layout.to_row(v) for v in init]
