@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -166,13 +167,20 @@ def _rule(primitive: Primitive, platform: str, abstract, reference, along, share
 PLATFORM: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
 
 
+@contextlib.contextmanager
+def lowered_on(platform: str) -> Iterator[None]:
+    """Within the block, arithmetic is traced for this platform."""
+    token = PLATFORM.set(platform)
+    try:
+        yield
+    finally:
+        PLATFORM.reset(token)
+
+
 def _on(home: str, fn: Callable[..., list], **known) -> Callable[..., list]:
     def run(*args, **params):
-        token = PLATFORM.set(home)
-        try:
+        with lowered_on(home):
             return fn(*args, **known, **params)
-        finally:
-            PLATFORM.reset(token)
 
     return run
 

@@ -131,7 +131,8 @@ def _equation(eqn, values):
         ]
         return [convert(out, dtype) for out in _bind(eqn, wide)]
     outs = _bind(eqn, values)
-    if name in _PRODUCTS and jnp.issubdtype(dtype, jnp.floating):
+    contracts = PLATFORM.get() != "tpu"  # there a product and an add stay two ops
+    if contracts and name in _PRODUCTS and jnp.issubdtype(dtype, jnp.floating):
         outs = [_guard(out) for out in outs]
     return outs
 

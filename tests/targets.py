@@ -6,6 +6,7 @@ import io
 import jax
 import numpy as np
 from jax.experimental import pallas as pl
+from jax.extend.core import Literal
 
 LINE = tuple(map(int, jax.__version__.split(".")[:2]))
 
@@ -83,15 +84,63 @@ def store_tiled(ref, value):
         ref[...] = value
 
 
-def compile_for_tpu(body, out, *args):
-    """Compile a kernel with libtpu; raises what the compiler raises."""
+_TPUS = {
+    "v5e": ("v5e:2x2", "TPU v5 lite"),
+    "v6e": ("v6e:2x2", "TPU v6 lite"),
+    "tpu7x": ("tpu7x:2x2x1", "TPU7x"),
+}
+
+
+def compile_array_for_tpu(fn, *args, chip="v5e"):
+    """Compile a function with libtpu; raises what the compiler raises."""
     from jax.experimental import topologies
 
-    described = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
+    topology, kind = _TPUS[chip]
+    described = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     device = jax.sharding.SingleDeviceSharding(described.devices[0])
-    kernel = pl.pallas_call(body, out_shape=out)
-    with mesh("TPU v5 lite", 1, "tpu"):
-        lowered = _lowered(
-            kernel, args, "tpu", in_shardings=device, out_shardings=device
-        )
+    with mesh(kind, 1, "tpu"):
+        lowered = _lowered(fn, args, "tpu", in_shardings=device, out_shardings=device)
     return lowered.compile()
+
+
+def compile_for_tpu(body, out, *args, chip="v5e"):
+    """Compile a kernel with libtpu; raises what the compiler raises."""
+    return compile_array_for_tpu(pl.pallas_call(body, out_shape=out), *args, chip=chip)
+
+
+def replaced(fn, rules):
+    """`fn` with a function of our own in the place of some primitives.
+
+    Interpret mode runs a primitive's reference in a kernel: this runs a backend's rule.
+    """
+
+    def run(*values):
+        closed = jax.make_jaxpr(fn)(*values)
+        jaxpr = closed.jaxpr
+        env = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        env.update(zip(jaxpr.invars, values, strict=True))
+
+        def read(atom):
+            return atom.val if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            bind = rules.get(eqn.primitive, eqn.primitive.bind)
+            outs = bind(*map(read, eqn.invars), **eqn.params)
+            outs = outs if eqn.primitive.multiple_results else [outs]
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    return run
+
+
+def interpreted(fn, rules, *args):
+    """The leaves of `fn` of values in an interpreted kernel, with rules replaced."""
+    run, count = replaced(fn, rules), len(args)
+
+    def body(*refs):
+        values = run(*(ref[...] for ref in refs[:count]))
+        for ref, value in zip(refs[count:], values, strict=True):
+            ref[...] = value
+
+    out = [spec(v.shape, v.dtype) for v in jax.tree.leaves(jax.eval_shape(fn, *args))]
+    return pl.pallas_call(body, out_shape=out, interpret=True)(*args)

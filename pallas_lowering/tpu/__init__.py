@@ -3,7 +3,6 @@
 from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise
 from jaxtile.pallas_lowering._registry import Backend
-from jaxtile.primitives.scan import scan_p
 
 BACKEND = Backend("tpu", _jax_private.tpu())
 TRAITS = Traits(
@@ -13,10 +12,8 @@ TRAITS = Traits(
     lacks={},
 )
 define_elementwise(BACKEND, TRAITS)
-BACKEND.refuses(
-    scan_p,
-    "there is no scan in a kernel; run jt.scan outside it, or carry a running total "
-    "from block to block with jt.reduce",
-)
 
 from jaxtile.pallas_lowering.tpu import reduce as reduce  # noqa: E402
+from jaxtile.pallas_lowering.tpu import scan as scan  # noqa: E402
+from jaxtile.pallas_lowering.tpu import whole_reduce as whole_reduce  # noqa: E402
+from jaxtile.pallas_lowering.tpu import whole_scan as whole_scan  # noqa: E402

@@ -1,13 +1,10 @@
 """What reaches the TPU: the IR of kernels, and what libtpu makes of it."""
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import jaxtile as jt
 import targets
-from jaxtile.pallas_lowering.tpu import reduce as rule
 
 try:
     import libtpu
@@ -61,22 +58,6 @@ def test_mask_selects_negative_zero_and_the_seed_is_added_once():
     assert text.count("arith.addf") == 1
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 37, 100, 128])
-def test_tree_of_rows_has_the_bits_of_fixed_tree(n):
-    x = np.random.default_rng(n).normal(size=(n, 128)).astype(np.float32)
-    ours = jax.jit(lambda v: rule._fixed_tree(v, (0,)))(x)
-    want = jt.reduce(x, 0, jt.add, policy="fixed_tree")
-    np.testing.assert_array_equal(
-        np.asarray(ours).view(np.uint32), np.asarray(want).view(np.uint32)
-    )
-
-
-def test_tree_of_rows_takes_several_axes_in_source_order():
-    x = np.random.default_rng(0).normal(size=(3, 5, 8)).astype(np.float32)
-    want = jt.reduce(x, (0, 1), jt.add, policy="fixed_tree")
-    np.testing.assert_array_equal(rule._fixed_tree(jnp.asarray(x), (0, 1)), want)
-
-
 def test_cast_keeps_both_conversions():
     def body(x_ref, o_ref):
         o_ref[...] = jt.cast(jt.cast(x_ref[...], jnp.bfloat16), jnp.float32)
@@ -87,28 +68,38 @@ def test_cast_keeps_both_conversions():
     assert text.count("arith.extf") == 1
 
 
+def _scan(x_ref, o_ref):
+    o_ref[...] = jt.scan(x_ref[...], 0, jt.add)
+
+
 @pytest.mark.parametrize(
-    ("params", "shape", "dtype", "sentence"),
+    ("body", "shape", "dtype", "sentence"),
     [
-        ({"policy": "fold_left"}, (64, 128), "float32", "sequential chain"),
-        ({"policy": "fixed_tree"}, (512, 128), "float32", "more than 256 rows"),
-        ({}, (64, 128), "float16", "float16 is not computed with"),
+        (_reduce(0), (64, 128), "float16", "float16 is not computed with"),
+        (_reduce(0, policy="fold_left"), (8192, 1024), "float32", "smaller blocks"),
+        (_scan, (64, 128), "float16", "float16 is not computed with"),
+        (_scan, (4096, 1024), "float32", "32.0 MiB of scratch"),
     ],
 )
-def test_refusals_say_why(params, shape, dtype, sentence):
+def test_refusals_say_why(body, shape, dtype, sentence):
+    out = targets.spec(shape[1:] if body is not _scan else shape)
     with pytest.raises(jt.errors.UnsupportedOnBackend, match=sentence):
-        targets.tpu(
-            _reduce(0, **params), targets.spec((128,)), targets.spec(shape, dtype)
-        )
+        targets.tpu(body, out, targets.spec(shape, dtype))
 
 
-def test_a_stated_order_along_the_lanes_is_refused():
-    with pytest.raises(jt.errors.UnsupportedOnBackend, match="transpose first"):
-        targets.tpu(
-            _reduce(1, policy="fixed_tree"),
-            targets.spec((64,)),
-            targets.spec((64, 128)),
-        )
+def test_the_extreme_of_bools_is_refused_with_the_way_out():
+    flags = targets.spec((64, 128), bool)
+    answer = jt.supports("reduce", "tpu", flags, 0, jt.maximum)
+    assert "jt.logical_or" in answer.reason
+    assert jt.supports("reduce", "tpu", flags, 0, jt.logical_or)
+
+
+def test_a_reducer_is_refused_for_what_its_functions_use():
+    wide = jt.Reducer(lambda a, b: a + jnp.float16(1) * b.astype(jnp.float16))
+    answer = jt.supports(
+        "reduce", "tpu", targets.spec((64, 128)), 0, wide, policy="fold_left"
+    )
+    assert "float16 is not computed with" in answer.reason
 
 
 @pytest.mark.skipif(libtpu is None, reason="no libtpu for this Python")
