@@ -1,49 +1,50 @@
-"""reduce with `add` in Pallas Triton kernels.
+"""reduce in Pallas Triton kernels: every reducer under every policy.
 
-Under `unordered_tree` each axis is one `tt.reduce`, whose order is Triton's. Otherwise
-the axes become one, which halves level by level: a reduction of two neighbours has only
-one grouping, and extents are powers of two, so this is `fixed_tree` itself.
+A policy that permits permutation is one `tt.reduce`, whose order is Triton's and whose
+lanes need not agree on which side is left. Any other tree is `fixed_tree` itself:
+neighbours taken apart and merged, extents being powers of two. A fold is the chain.
 """
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-from jax import lax
-
-from jaxtile.pallas_lowering._add import reduce_add, refuse_add
-from jaxtile.pallas_lowering.triton import BACKEND, TRAITS
-from jaxtile.policy import Transform
-from jaxtile.primitives._fold import collapse
+from jaxtile.pallas_lowering.triton import BACKEND, _line
+from jaxtile.pallas_lowering.triton._operands import (
+    refuse_operands,
+    settled,
+    unpacked,
+)
+from jaxtile.policy import Kind, Transform
+from jaxtile.primitives import _fold
+from jaxtile.primitives._scalar import convert
 from jaxtile.primitives.reduce import reduce_p
 
-_ACCUMULATORS = ("float32", "float64", "int32", "uint32", "int64", "uint64")
 
-
-def _refuse(*avals, **params):
-    return refuse_add(TRAITS, _ACCUMULATORS, avals, params)
-
-
-def _any_tree(x, axes):
-    # One axis at a time: for several, jax's own rule negates twice in between, by
-    # 0 - (0 - x), which loses the sign of zero.
-    for axis in reversed(axes):
-        x = lax.reduce_sum(x, (axis,))
-    return x
-
-
-def _fixed_tree(x, axes):
-    x = collapse(x, axes)
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        # A product in the kernel must not fuse with the first level's add.
-        x = jnp.where(x == x, x, jnp.full(x.shape, jnp.nan, x.dtype))
-    while (n := x.shape[-1]) > 1:
-        pairs = x.reshape(*x.shape[:-1], n // 2, 2)
-        x = lax.reduce_sum(pairs, (pairs.ndim - 1,))
-    return x.reshape(x.shape[:-1])
+def _refuse(*avals, axes, **params):
+    return refuse_operands(avals, params)
 
 
 @BACKEND.traces(reduce_p, _refuse)
-def _reduce(*operands, **params):
-    free = params["policy"].permits(Transform.REGROUP | Transform.PERMUTE)
-    total = _any_tree if free else _fixed_tree
-    return reduce_add(operands, params, total)
+def _reduce(*operands, spec, axes, policy, seeded, masked, finish, out):
+    spec = _line.in_kernel(spec)
+    elements, init, mask = unpacked(spec, operands, axes, seeded, masked)
+    state, valid = combined(spec, elements, mask, init, policy)
+    state = settled(spec, state, valid)
+    result = spec.finish(state) if finish else state
+    return [
+        _line.guard(convert(v, d)).reshape(v.shape[:-1])
+        for v, d in zip(result, out, strict=True)
+    ]
+
+
+def combined(spec, elements, mask, init, policy):
+    """The piece of one element that a policy makes of a tile and its seed."""
+    if policy.kind in (Kind.LEFT, Kind.RIGHT):
+        shape = (*elements[0].shape[:-1], 1)
+        start = _fold.start(spec, shape, init, mask is not None)
+        return _line.fold(spec, elements, mask, start, policy.kind is Kind.RIGHT)
+    states = spec.lift(elements)
+    if policy.permits(Transform.REGROUP | Transform.PERMUTE):
+        piece = _line.any_tree(spec, states, mask)
+    else:
+        piece = _line.tree(spec, [(states, mask)])
+    return piece if init is None else _fold.join(spec, init, None, *piece)
