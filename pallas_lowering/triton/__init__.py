@@ -45,6 +45,8 @@ TRAITS = Traits(
         "neg": negate,
         "max": propagate_nan(lax.max),
         "min": propagate_nan(lax.min),
+        "max of bool": lax.bitwise_or,
+        "min of bool": lax.bitwise_and,
     },
     shape=_shape,
 )

@@ -65,7 +65,13 @@ class KernelSpec(Spec):
         # The scalars become literals: a kernel has no constants.
         with jax.ensure_compile_time_eval():
             scalars = [np.asarray(v) for v in super()._constant(value, ())]
-        return [jnp.full(tuple(shape), v, v.dtype) for v in scalars]
+        return [_full(tuple(shape), v) for v in scalars]
+
+
+def _full(shape, scalar):
+    if scalar.dtype == np.uint64:  # Triton's constants are signed
+        return jnp.full(shape, scalar.view(np.int64)).astype(np.uint64)
+    return jnp.full(shape, scalar, scalar.dtype)
 
 
 def in_kernel(spec: Spec) -> KernelSpec:
@@ -176,7 +182,7 @@ def tree(spec: Spec, line, backward=False):
     return line[0]
 
 
-def fixed_scan(spec: Spec, line, before, backward=False):
+def fixed_scan(spec: Spec, line, before, backward=False, whole=None):
     """What comes before each element of a line, and up to it, under `fixed_tree`.
 
     Args:
@@ -184,15 +190,17 @@ def fixed_scan(spec: Spec, line, before, backward=False):
         line: the contributions.
         before: the piece, of one element, before all of them.
         backward: the line runs from its end.
+        whole: the piece up to their end, where that is part of a larger subtree.
 
     Returns:
         Two lines. Before the right of a pair is what is before the pair and its left;
         up to the right is what is up to the pair.
     """
     if _extent(line) == 1:
-        return [before], _merged(spec, [before], line)
+        return [before], [whole] if whole else _merged(spec, [before], line)
     left, right = _pairs(line, backward)
-    around = fixed_scan(spec, _merged(spec, left, right), before, backward)
+    pairs = _merged(spec, left, right)
+    around = fixed_scan(spec, pairs, before, backward, whole)
     middle = _merged(spec, around[0], left)
     n = len(line)
     return (

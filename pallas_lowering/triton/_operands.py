@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 
 import jax
+import jax.numpy as jnp
 
 from jaxtile.pallas_lowering._elementwise import refuse_cast, refuse_region
 from jaxtile.pallas_lowering.triton import BACKEND, TRAITS, _line
+from jaxtile.pallas_lowering.triton._launch import viewed, why_too_large
 from jaxtile.primitives import _fold
 from jaxtile.primitives._operands import unpack
-from jaxtile.primitives._scalar import trace
+from jaxtile.primitives._scalar import convert, trace
 
 
 def unpacked(spec, operands, axes, seeded, masked):
@@ -78,3 +80,59 @@ def refuse_operands(avals, params):
     return TRAITS.operand(elements[0]) or refuse_spec(
         spec, params["out"], params["finish"]
     )
+
+
+def viewed_inputs(elements, init, mask, axes):
+    """The operands as a launch takes them, by name."""
+    views = [viewed(v, axes) for v in elements]
+    outer, _, inner = views[0].shape
+    return {
+        "elements": views,
+        "states": [],
+        "init": [v.reshape(outer, 1, inner) for v in init or ()],
+        "mask": [] if mask is None else [viewed(mask, axes)],
+    }
+
+
+def contributions(spec, refs, place):
+    """The line of a program's block, lifted or, from an earlier launch, raw states."""
+    line = []
+    for p, inside in place.block(place.b):
+        there = place.load(refs["mask"][0], p, inside) if refs["mask"] else inside
+        if there is not None:
+            there = jnp.broadcast_to(there, (place.tiling.lanes, place.tiling.extent))
+        if refs["elements"]:
+            states = spec.lift(element_at(spec, refs, place, p, inside))
+        else:
+            states = [place.load(r, p, inside) for r in refs["states"]]
+        line.append((states, there))
+    return line[::-1] if place.tiling.backward else line
+
+
+def element_at(spec, refs, place, p, inside):
+    """The leaves of the elements at places p, the source index last."""
+    values = [place.load(r, p, inside) for r in refs["elements"]]
+    if spec.index is None:
+        return values
+    index = jnp.broadcast_to(jnp.asarray(p, spec.index), values[0].shape)
+    return [*values, index]
+
+
+def write(spec, finish, out, place, refs, p, state, valid, there=None):
+    """Settle, finish, narrow once, and store at places p."""
+    state = settled(spec, state, valid)
+    results = spec.finish(state) if finish else state
+    for ref, v, d in zip(refs, results, out, strict=True):
+        place.store(ref, p, convert(v, d), there)
+
+
+def refuse_launch(avals, axes, params):
+    """Why reduce or scan of whole arrays is refused, or None."""
+    spec = params["spec"]
+    elements, _, _ = unpack(spec, avals, params["seeded"], params["masked"])
+    if 0 in elements[0].shape or not axes:
+        return "nothing to combine; the reference does it without a kernel"
+    dtypes = [*spec.raw, *spec.states, *params["out"]]
+    shape = jax.eval_shape(lambda v: viewed(v, axes), elements[0]).shape
+    large = why_too_large(shape, [d.itemsize for d in dtypes])
+    return large or refuse_spec(spec, params["out"], params["finish"])

@@ -7,14 +7,25 @@ neighbours taken apart and merged, extents being powers of two. A fold is the ch
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
+
 from jaxtile.pallas_lowering.triton import BACKEND, _line
+from jaxtile.pallas_lowering.triton._chain import run_chain, start_of
+from jaxtile.pallas_lowering.triton._launch import chain_for, launch, tile_for
 from jaxtile.pallas_lowering.triton._operands import (
+    contributions,
+    refuse_launch,
     refuse_operands,
     settled,
     unpacked,
+    viewed_inputs,
+    write,
 )
 from jaxtile.policy import Kind, Transform
 from jaxtile.primitives import _fold
+from jaxtile.primitives._operands import unpack
 from jaxtile.primitives._scalar import convert
 from jaxtile.primitives.reduce import reduce_p
 
@@ -48,3 +59,109 @@ def combined(spec, elements, mask, init, policy):
     else:
         piece = _line.tree(spec, [(states, mask)])
     return piece if init is None else _fold.join(spec, init, None, *piece)
+
+
+def refuse_arrays(*avals, axes, **params):
+    """Why a reduce of whole arrays is refused, or None."""
+    return refuse_launch(avals, axes, params)
+
+
+def reduce_arrays(*operands, spec, axes, policy, seeded, masked, finish, out):
+    """reduce of whole arrays: `reduce_p`'s operands and parameters, its results.
+
+    Under a tree policy each launch replaces blocks by their totals, until one is left:
+    aligned blocks of a power of two are whole subtrees of `fixed_tree`.
+    """
+    spec = _line.in_kernel(spec)
+    elements, init, mask = unpack(spec, operands, seeded, masked)
+    given = viewed_inputs(elements, init, mask, axes)
+    end = functools.partial(_end, spec, finish, out)
+    if policy.kind in (Kind.LEFT, Kind.RIGHT):
+        right = policy.kind is Kind.RIGHT
+        tiling = chain_for(given["elements"][0].shape, right)
+        made = launch(
+            tiling,
+            functools.partial(_chain_body, spec, end, right),
+            given,
+            {"out": _fibres(tiling, out)},
+            "jaxtile_fold",
+        )
+    else:
+        made = _tree_levels(spec, given, policy, end, out)
+    shape = [s for d, s in enumerate(elements[0].shape) if d not in axes]
+    return [v.reshape(shape) for v in made["out"]]
+
+
+def _tree_levels(spec, given, policy, end, out):
+    tiling = tile_for(given["elements"][0].shape)
+    while tiling.blocks > 1:
+        given = {**given, **totals(spec, given, policy, tiling)}
+        tiling = tile_for(given["states"][0].shape)
+
+    def body(place, refs):
+        state, valid = total_of(spec, refs, place, policy)
+        end(place, refs, state, valid)
+
+    return launch(tiling, body, given, {"out": _fibres(tiling, out)}, "jaxtile_reduce")
+
+
+def totals(spec, given, policy, tiling):
+    """One launch: the raw total of every block, as contributions to the next one."""
+    outer, _, inner = tiling.shape
+    shape = outer, tiling.blocks, inner
+    outs = {
+        "totals": [(shape, d) for d in spec.states],
+        "seen": [(shape, np.dtype(bool))] * len(given["mask"]),
+    }
+
+    def body(place, refs):
+        state, valid = total_of(spec, refs, place, policy)
+        for ref, v in zip(refs["totals"], state, strict=True):
+            place.store(ref, place.b, v)
+        for ref in refs["seen"]:
+            place.store(ref, place.b, valid)
+
+    inputs = {**given, "init": []}
+    made = launch(tiling, body, inputs, outs, "jaxtile_totals")
+    return {"elements": [], "states": made["totals"], "mask": made["seen"]}
+
+
+def total_of(spec, refs, place, policy):
+    """The piece of one element that a program's block combines to."""
+    line = [_identified(spec, piece, refs) for piece in contributions(spec, refs, place)]
+    t = place.tiling
+    if t.extent > 1 and policy.permits(Transform.REGROUP | Transform.PERMUTE):
+        return _line.any_tree(spec, *line[0])
+    # The pieces are in the order already; a tile is turned around inside.
+    return _line.tree(spec, line, t.backward and t.extent > 1)
+
+
+def _identified(spec, piece, refs):
+    """Places beyond the axis hold an identity that keeps every bit, if there is one.
+
+    What a mask skips keeps its flag: whether anything was seen must be known.
+    """
+    states, valid = piece
+    exact = spec.reducer.exact_identity and spec.reducer.identity is not None
+    if valid is None or refs["mask"] or not exact:
+        return piece
+    return _fold.pick(valid, states, spec.identity(states[0].shape)), None
+
+
+def _end(spec, finish, out, place, refs, state, valid):
+    """Seed, settle, finish, narrow, and write."""
+    if refs["init"]:
+        init = [place.load(r, np.int32(0)) for r in refs["init"]]
+        state, valid = _fold.join(spec, init, None, state, valid)
+    write(spec, finish, out, place, refs["out"], np.int32(0), state, valid)
+
+
+def _chain_body(spec, end, right, place, refs):
+    carry = start_of(spec, place, refs)
+    state, valid = run_chain(spec, place, refs, carry, right=right)
+    end(place, {**refs, "init": []}, state, valid)
+
+
+def _fibres(tiling, dtypes):
+    outer, _, inner = tiling.shape
+    return [((outer, 1, inner), d) for d in dtypes]
