@@ -25,21 +25,29 @@ from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import _inlined
 from jaxtile.pallas_lowering.triton import TRAITS
 from jaxtile.primitives import _fold
-from jaxtile.primitives._scalar import evaluate
+from jaxtile.primitives._scalar import Keyed, evaluate
 from jaxtile.primitives._spec import Spec
 
 # Up to so many elements a chain is written out; beyond, a loop picks them out.
 _WRITTEN_OUT = 8
 
 
-def _run(fn: Callable, *args: Any) -> list:
-    """`evaluate`, in ops that keep their meaning in Triton; the result's leaves."""
-    leaves, tree = jax.tree.flatten(args)
-
+@functools.lru_cache(maxsize=4096)
+def _jitted(keyed: Keyed, tree: Any) -> Callable:
     def flat(*values):
-        return jax.tree.leaves(evaluate(fn, *jax.tree.unflatten(tree, values)))
+        return jax.tree.leaves(evaluate(keyed.fn, *jax.tree.unflatten(tree, values)))
 
-    return _inlined(flat, TRAITS.rewrites)(*leaves)
+    return jax.jit(_inlined(flat, TRAITS.rewrites))
+
+
+def _run(fn: Callable, *args: Any) -> list:
+    """`evaluate`, in ops that keep their meaning in Triton; the result's leaves.
+
+    One jitted function for all of a reducer's merges: a kernel of many pieces calls it
+    often, and traces it once.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    return _jitted(Keyed(fn), tree)(*leaves)
 
 
 @dataclass(frozen=True)
