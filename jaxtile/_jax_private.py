@@ -279,8 +279,8 @@ def triton_associative(name: str, keeps_axis: bool, plain: Callable):
         The primitive, with parameters `combine(a, b)` on lists of scalars, `axis`,
         and `reverse`.
     """
-    from jax._src.pallas.triton import lowering
     from jax._src.lib.triton import dialect  # pyright: ignore
+    from jax._src.pallas.triton import lowering
 
     primitive = Primitive(f"triton_{name}")
     primitive.multiple_results = True
@@ -297,7 +297,7 @@ def triton_associative(name: str, keeps_axis: bool, plain: Callable):
         k = len(args)
         scalars = [jax.ShapeDtypeStruct((), v.dtype) for v in ctx.avals_in]
         closed = jax.make_jaxpr(lambda *v: combine(v[:k], v[k:]))(*scalars, *scalars)
-        jaxpr = getattr(closed, "jaxpr", closed)
+        jaxpr: Any = getattr(closed, "jaxpr", closed)
         make = {"scan": dialect.ScanOp, "reduce": dialect.ReduceOp}[name]
         op = make(list(args), axis, reverse) if keeps_axis else make(list(args), axis)
         types = [ir.RankedTensorType(v.type).element_type for v in args]

@@ -66,7 +66,7 @@ def _block(spec, place, refs, b, carry, right, show, last):
             if fresh:
                 carry = spec.lift(element), None
             else:
-                carry = _fold.advance(spec, *carry, element, there, right)
+                carry = _fold.advance(spec, carry[0], carry[1], element, there, right)
             shown.append(carry)
         if show is not None:
             show(p, inside, shown[::-1] if backward else shown)

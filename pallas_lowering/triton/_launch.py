@@ -218,9 +218,7 @@ def launch(tiling: Tiling, body: Callable, inputs: dict, outs: dict, name: str) 
         The outputs, by name.
     """
     flat, tree = jax.tree.flatten(inputs)
-    shapes = {
-        k: [jax.ShapeDtypeStruct(s, d) for s, d in v] for k, v in outs.items()
-    }
+    shapes = {k: [jax.ShapeDtypeStruct(s, d) for s, d in v] for k, v in outs.items()}
     out_flat, out_tree = jax.tree.flatten(shapes)
 
     def kernel(*refs):
@@ -248,4 +246,3 @@ def viewed(leaf, axes):
         shape, first = leaf.shape, len(kept)
     sizes = shape[:first], shape[first : first + len(axes)], shape[first + len(axes) :]
     return leaf.reshape(tuple(map(math.prod, sizes)))
-

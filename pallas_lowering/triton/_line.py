@@ -28,8 +28,8 @@ from jaxtile.primitives import _fold
 from jaxtile.primitives._scalar import Keyed, evaluate
 from jaxtile.primitives._spec import Spec
 
-# Up to so many elements a chain is written out; beyond, a loop picks them out.
-_WRITTEN_OUT = 8
+# The states of a line's elements that one tile holds, and which exist (None: all).
+Piece = tuple[list, Any]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -136,7 +136,7 @@ def take(v, here):
     return one if bits is v else lax.bitcast_convert_type(one, v.dtype)
 
 
-def _apply(fn, *values):
+def _apply(fn, *values) -> Any:
     """A function of leaves on pieces: None, the flag of all, stays None."""
     if values[0] is None:
         return None
@@ -163,7 +163,10 @@ def _woven(a, b, pieces, backward):
         return [piece for pair in zip(a, b, strict=True) for piece in pair]
     both = functools.partial(_apply, functools.partial(weave, backward=backward))
     return [
-        ([both(x, y) for x, y in zip(u, v, strict=True)], _flags(both, u, known, v, seen))
+        (
+            [both(x, y) for x, y in zip(u, v, strict=True)],
+            _flags(both, u, known, v, seen),
+        )
         for (u, known), (v, seen) in zip(a, b, strict=True)
     ]
 
@@ -183,10 +186,11 @@ def _extent(line) -> int:
     return len(line) * line[0][0][0].shape[-1]
 
 
-def tree(spec: Spec, line, backward=False):
+def tree(spec: Spec, line: Sequence[Piece], backward=False) -> Piece:
     """The one piece of one element that `fixed_tree` makes of a line."""
     while _extent(line) > 1:
-        line = _merged(spec, *_pairs(line, backward))
+        left, right = _pairs(line, backward)
+        line = _merged(spec, left, right)
     return line[0]
 
 
@@ -230,7 +234,7 @@ scan_region = _jax_private.triton_associative("scan", True, _plain_scan)
 reduce_region = _jax_private.triton_associative("reduce", False, _plain_reduce)
 
 
-def _combined(primitive, spec: Spec, states, valid, reverse=False):
+def _combined(primitive, spec: Spec, states, valid, reverse=False) -> Piece:
     """Triton's own reduction or scan of the last axis; a bool travels as an int32."""
     k, bools = len(states), [v.dtype == bool for v in states]
     flags = [] if valid is None else [valid]
@@ -252,112 +256,45 @@ def _combined(primitive, spec: Spec, states, valid, reverse=False):
     return states_of(outs)
 
 
-any_tree = functools.partial(_combined, reduce_region)
-any_scan = functools.partial(_combined, scan_region)
+def any_tree(spec: Spec, states: Sequence, valid) -> Piece:
+    """One `tt.reduce` of a tile's last axis, in Triton's order."""
+    return _combined(reduce_region, spec, states, valid)
 
 
-def fold(spec: Spec, elements: Sequence, mask, carry, right=False, backward=False):
-    """The strict chain along the last axis from a piece of one element.
-
-    Args:
-        spec: the reducer.
-        elements: leaves of the contributions.
-        mask: which of them exist, or None.
-        carry: the state to start from, and its flag.
-        right: a right fold: from the last element, each step on the left.
-        backward: the elements run from the axis's end.
-
-    Returns:
-        The last state and its flag.
-    """
-    n = elements[0].shape[-1]
-    down = right != backward
-    if n <= _WRITTEN_OUT:
-        return _written_out(spec, elements, mask, carry, right, down)
-    place = places(elements[0].shape)
-
-    def body(i, carry):
-        here = place == (n - 1 - i if down else i)
-        element = [take(v, here) for v in elements]
-        there = None if mask is None else take(mask, here)
-        return _fold.advance(spec, *carry, element, there, right)
-
-    return lax.fori_loop(np.int32(0), np.int32(n), body, carry)
+def any_scan(spec: Spec, states: Sequence, valid, reverse=False) -> Piece:
+    """One `tt.scan` of a tile's last axis, grouped as Triton likes."""
+    return _combined(scan_region, spec, states, valid, reverse)
 
 
-def _written_out(spec, elements, mask, carry, right, down):
-    steps = list(zip(*map(columns, elements), strict=True))
-    flags = [None] * len(steps) if mask is None else columns(mask)
-    chain = list(zip(steps, flags, strict=True))
-    for element, there in reversed(chain) if down else chain:
-        carry = _fold.advance(spec, *carry, element, there, right)
-    return carry
+def total(spec: Spec, line, anyhow=False, backward=False, flagged=True) -> Piece:
+    """The one piece of one element that a tree policy makes of a line.
 
-
-def fold_scan(spec: Spec, elements, mask, carry, first, backward=False):
-    """The states of the strict chain along the last axis, and its last one.
+    What does not exist is an identity where that keeps every bit, so that no merge asks
+    for flags; else each merge skips it.
 
     Args:
         spec: the reducer.
-        elements, mask: the contributions.
-        carry: the state to start from, and its flag.
-        first: leaves that exclusive prefixes start with; None for inclusive ones.
-        backward: the axis runs from its end.
+        line: the contributions.
+        anyhow: any order will do.
+        backward: the line runs from its end.
+        flagged: it must be known whether anything existed.
 
     Returns:
-        Two pieces: the prefixes, and the state after all.
+        The piece.
     """
-    shape = elements[0].shape
-    n = shape[-1]
-    place = places(shape)
-    outs = [jnp.broadcast_to(v, shape) for v in first or spec.filler(shape)]
-    seen = None if carry[1] is None else jnp.zeros(shape, bool)
-
-    def body(i, carry):
-        before, outs, seen = carry
-        at = n - 1 - i if backward else i
-        here = place == at
-        element = [take(v, here) for v in elements]
-        there = None if mask is None else take(mask, here)
-        state, valid = _fold.advance(spec, *before, element, there)
-        if first is not None:
-            here = place == (at - 1 if backward else at + 1)
-        wide = [jnp.broadcast_to(v, shape) for v in state]
-        if seen is not None:
-            seen = jnp.where(here, jnp.broadcast_to(valid, shape), seen)
-        return (state, valid), _fold.pick(here, wide, outs), seen
-
-    carry = (carry, outs, seen)
-    last, outs, seen = lax.fori_loop(np.int32(0), np.int32(n), body, carry)
-    return (outs, seen), last
-
-
-def nested_scan(spec: Spec, elements, mask, carry, first, backward=False):
-    """Each prefix as a right fold of its own: quadratic, by definition.
-
-    Args and returns as `fold_scan`; `carry` is one for every place.
-    """
-    shape = elements[0].shape
-    n = shape[-1]
-    place = places(shape)
-
-    def body(k, carry):
-        i = k if backward else n - 1 - k
-        here = place == i
-        element = [jnp.broadcast_to(take(v, here), shape) for v in elements]
-        inside = place <= i if backward else place >= i
-        if first is not None:
-            inside &= ~here
-        if mask is not None:
-            inside &= jnp.broadcast_to(take(mask, here), shape)
-        return _fold.advance(spec, *carry, element, inside, right=True)
-
-    outs, seen = lax.fori_loop(np.int32(0), np.int32(n), body, carry)
-    if first is not None:
-        here = place == (n - 1 if backward else 0)
-        outs = _fold.pick(here, [jnp.broadcast_to(v, shape) for v in first], outs)
-        seen = None if seen is None else seen | here
-    return outs, seen
+    flags = [v for _, v in line if v is not None]
+    exact = spec.reducer.exact_identity and spec.reducer.identity is not None
+    if flags and exact:
+        identity = spec.identity(line[0][0][0].shape)
+        line = [(_fold.pick(v, states, identity), None) for states, v in line]
+    if anyhow and len(line) == 1:
+        state, valid = any_tree(spec, line[0][0], line[0][1])
+    else:
+        state, valid = tree(spec, line, backward)
+    if flags and exact and flagged:
+        some = functools.reduce(lax.bitwise_or, flags).astype(np.int32)
+        valid = lax.reduce_max(some, (some.ndim - 1,))[..., None] > 0
+    return state, valid
 
 
 def places(shape):

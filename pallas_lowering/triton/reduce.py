@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-from jaxtile.pallas_lowering.triton import BACKEND, _line
+from jaxtile.pallas_lowering.triton import BACKEND, _folds, _line
 from jaxtile.pallas_lowering.triton._chain import run_chain, start_of
 from jaxtile.pallas_lowering.triton._launch import chain_for, launch, tile_for
 from jaxtile.pallas_lowering.triton._operands import (
@@ -19,6 +19,7 @@ from jaxtile.pallas_lowering.triton._operands import (
     refuse_launch,
     refuse_operands,
     settled,
+    unmeasured,
     unpacked,
     viewed_inputs,
     write,
@@ -52,13 +53,9 @@ def combined(spec, elements, mask, init, policy):
     if policy.kind in (Kind.LEFT, Kind.RIGHT):
         shape = (*elements[0].shape[:-1], 1)
         start = _fold.start(spec, shape, init, mask is not None)
-        return _line.fold(spec, elements, mask, start, policy.kind is Kind.RIGHT)
-    states = spec.lift(elements)
-    if policy.permits(Transform.REGROUP | Transform.PERMUTE):
-        piece = _line.any_tree(spec, states, mask)
-    else:
-        piece = _line.tree(spec, [(states, mask)])
-    return piece if init is None else _fold.join(spec, init, None, *piece)
+        return _folds.fold(spec, elements, mask, start, policy.kind is Kind.RIGHT)
+    piece = _line.total(spec, [(spec.lift(elements), mask)], _any_order(policy))
+    return piece if init is None else _fold.join(spec, init, None, piece[0], piece[1])
 
 
 def refuse_arrays(*avals, axes, **params):
@@ -66,6 +63,7 @@ def refuse_arrays(*avals, axes, **params):
     return refuse_launch(avals, axes, params)
 
 
+@BACKEND.runs(reduce_p, refuse_arrays, unmeasured)
 def reduce_arrays(*operands, spec, axes, policy, seeded, masked, finish, out):
     """reduce of whole arrays: `reduce_p`'s operands and parameters, its results.
 
@@ -128,24 +126,14 @@ def totals(spec, given, policy, tiling):
 
 def total_of(spec, refs, place, policy):
     """The piece of one element that a program's block combines to."""
-    line = [_identified(spec, piece, refs) for piece in contributions(spec, refs, place)]
-    t = place.tiling
-    if t.extent > 1 and policy.permits(Transform.REGROUP | Transform.PERMUTE):
-        return _line.any_tree(spec, *line[0])
+    line = contributions(spec, refs, place)
     # The pieces are in the order already; a tile is turned around inside.
-    return _line.tree(spec, line, t.backward and t.extent > 1)
+    turned = place.tiling.backward and place.tiling.extent > 1
+    return _line.total(spec, line, _any_order(policy), turned, bool(refs["mask"]))
 
 
-def _identified(spec, piece, refs):
-    """Places beyond the axis hold an identity that keeps every bit, if there is one.
-
-    What a mask skips keeps its flag: whether anything was seen must be known.
-    """
-    states, valid = piece
-    exact = spec.reducer.exact_identity and spec.reducer.identity is not None
-    if valid is None or refs["mask"] or not exact:
-        return piece
-    return _fold.pick(valid, states, spec.identity(states[0].shape)), None
+def _any_order(policy):
+    return policy.permits(Transform.REGROUP | Transform.PERMUTE)
 
 
 def _end(spec, finish, out, place, refs, state, valid):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtile.pallas_lowering.triton import BACKEND, _line
+from jaxtile.pallas_lowering.triton import BACKEND, _folds, _line
 from jaxtile.pallas_lowering.triton._chain import run_chain, start_of
 from jaxtile.pallas_lowering.triton._launch import chain_for, launch, tile_for
 from jaxtile.pallas_lowering.triton._operands import (
@@ -21,6 +21,7 @@ from jaxtile.pallas_lowering.triton._operands import (
     refuse_launch,
     refuse_operands,
     settled,
+    unmeasured,
     unpacked,
     viewed_inputs,
     write,
@@ -83,15 +84,16 @@ def trees(spec, elements, mask, init, backward, exclusive, policy):
         before = init, None
     if exclusive or policy.kind is Kind.FIXED:
         out, upto = _line.fixed_scan(spec, [(states, mask)], before, backward)
-        return (out if exclusive else upto)[0], _last(*upto[0], backward)
+        return (out if exclusive else upto)[0], _last(upto[0], backward)
     upto = _line.any_scan(spec, states, mask, reverse=backward)
     if init is not None:
         wide = [jnp.broadcast_to(v, shape) for v in init]
-        upto = _fold.join(spec, wide, None, *upto)
-    return upto, _last(*upto, backward)
+        upto = _fold.join(spec, wide, None, upto[0], upto[1])
+    return upto, _last(upto, backward)
 
 
-def _last(states, valid, backward):
+def _last(piece, backward):
+    states, valid = piece
     shape = states[0].shape
     here = _line.places(shape) == (0 if backward else shape[-1] - 1)
     flag = None if valid is None else _line.take(valid, here)
@@ -105,13 +107,13 @@ def chains(spec, elements, mask, init, backward, exclusive, policy):
     first = _fold.nothing(spec, init, fibre) if exclusive else None
     if policy.kind is not (Kind.LEFT if spec.swapped else Kind.RIGHT):
         start = _fold.start(spec, fibre, init, mask is not None)
-        return _line.fold_scan(spec, elements, mask, start, first, backward)
+        return _folds.fold_scan(spec, elements, mask, start, first, backward)
     start = _fold.start(spec, fibre, init, True)
-    last = _line.fold(spec, elements, mask, start, True, backward)
+    last = _folds.fold(spec, elements, mask, start, True, backward)
     wide = [jnp.broadcast_to(v, shape) for v in start[0]]
     flag = None if start[1] is None else jnp.broadcast_to(start[1], shape)
     carry = (wide, flag)
-    return _line.nested_scan(spec, elements, mask, carry, first, backward), last
+    return _folds.nested_scan(spec, elements, mask, carry, first, backward), last
 
 
 def refuse_arrays(*avals, axis, policy, direction, **params):
@@ -163,7 +165,8 @@ class _Shown:
     def write(self, place, refs, p, state, valid, there):
         """Write at places p that are there."""
         if self.out is not None:
-            write(self.spec, self.finish, self.out, place, refs["out"], p, state, valid, there)
+            shown = self.spec, self.finish, self.out
+            write(*shown, place, refs["out"], p, state, valid, there)
             return
         for ref, v in zip(refs["out"], state, strict=True):
             place.store(ref, p, v, there)
@@ -190,6 +193,7 @@ class _Shown:
             place.store(ref, np.int32(0), v, here)
 
 
+@BACKEND.runs(scan_p, refuse_arrays, unmeasured)
 def scan_arrays(
     *operands,
     spec,
@@ -221,7 +225,9 @@ def scan_arrays(
     if policy.kind in (Kind.LEFT, Kind.RIGHT):
         body = functools.partial(_chain_body, spec, shown)
         tiling = chain_for(shape, backward)
-        made = launch(tiling, body, given, shown.outs(shape, final), "jaxtile_fold_scan")
+        made = launch(
+            tiling, body, given, shown.outs(shape, final), "jaxtile_fold_scan"
+        )
     else:
         made = _blocks(spec, given, policy, backward, shown, final)
     whole, fibre = elements[0].shape, list(elements[0].shape)
