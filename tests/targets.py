@@ -23,7 +23,7 @@ def mesh(kind: str, cores: int, platform: str):
     )
 
 
-def _lowered(kernel, args, platform, **jit):
+def lowered(kernel, args, platform, **jit):
     traced = jax.jit(kernel, **jit).trace(*args)
     return traced.lower(lowering_platforms=(platform,))
 
@@ -32,7 +32,7 @@ def _printed(kernel, args, platform):
     """The module that the kernel's `debug=True` prints while it is lowered."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        _lowered(kernel, args, platform)
+        lowered(kernel, args, platform)
     return text.getvalue()
 
 
@@ -91,7 +91,7 @@ def compile_for_tpu(body, out, *args):
     device = jax.sharding.SingleDeviceSharding(described.devices[0])
     kernel = pl.pallas_call(body, out_shape=out)
     with mesh("TPU v5 lite", 1, "tpu"):
-        lowered = _lowered(
+        for_tpu = lowered(
             kernel, args, "tpu", in_shardings=device, out_shardings=device
         )
-    return lowered.compile()
+    return for_tpu.compile()

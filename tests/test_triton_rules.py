@@ -62,7 +62,9 @@ def _fibres(leaves, mask, axis):
 
 def _check_reduce(rules, name, policy, shape, axis):
     reducer, op, _, _ = REDUCERS[name]
-    _, leaves, mask, seed, init, fibre = _drawn(name, policy, shape, shape=shape, axis=axis)
+    _, leaves, mask, seed, init, fibre = _drawn(
+        name, policy, shape, shape=shape, axis=axis
+    )
     if mask is not None:
         mask[tuple(0 if d == axis else slice(None) for d in range(len(shape)))] = True
 

@@ -211,7 +211,9 @@ def test_float64_and_int64_of_a_tile(x64, policy):
 
     def fn(x, i):
         return [
-            op(v, 1, jt.add, policy=policy) for op in (jt.reduce, jt.scan) for v in (x, i)
+            op(v, 1, jt.add, policy=policy)
+            for op in (jt.reduce, jt.scan)
+            for v in (x, i)
         ]
 
     _both_in_kernel("float64", policy, fn, (x, i), False)
