@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxtile.composite import affine
+from jaxtile.recurrences import affine
 from jaxtile.pallas_lowering.mosaic_gpu import _plan, whole_reduce
 from jaxtile.pallas_lowering.mosaic_gpu._before import Seed
 from jaxtile.pallas_lowering.mosaic_gpu._shown import Shown
