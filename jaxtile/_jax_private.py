@@ -17,6 +17,7 @@ from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib.mlir import ir  # pyright: ignore
 from jax._src.lib.mlir.dialects import hlo
+from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 
@@ -266,6 +267,56 @@ def triton() -> Hooks:
 
     knows = lowering.triton_lowering_rules.__contains__
     return Hooks(register, trace, knows, _triton_unavailable)
+
+
+def triton_associative(name: str, keeps_axis: bool, plain: Callable):
+    """A primitive that is `tt.scan` or `tt.reduce` with a region of its own.
+
+    Args:
+        name: "scan" or "reduce".
+        keeps_axis: the results have the operands' shape.
+        plain: `(*arrays, combine, axis, reverse) -> [array]`, which runs it elsewhere.
+
+    Returns:
+        The primitive, with parameters `combine(a, b)` on lists of scalars, `axis`,
+        and `reverse`.
+    """
+    from jax._src.lib.triton import dialect  # pyright: ignore
+    from jax._src.pallas.triton import lowering
+
+    primitive = Primitive(f"triton_{name}")
+    primitive.multiple_results = True
+
+    @primitive.def_abstract_eval
+    def _(*avals, axis, **params):
+        shape = avals[0].shape
+        if not keeps_axis:
+            shape = shape[:axis] + shape[axis + 1 :]
+        return [_core.ShapedArray(shape, v.dtype) for v in avals]
+
+    @lowering.register_lowering(primitive)
+    def _(ctx, *args, combine, axis, reverse):
+        k = len(args)
+        scalars = [jax.ShapeDtypeStruct((), v.dtype) for v in ctx.avals_in]
+        closed = jax.make_jaxpr(lambda *v: combine(v[:k], v[k:]))(*scalars, *scalars)
+        jaxpr: Any = getattr(closed, "jaxpr", closed)
+        make = {"scan": dialect.ScanOp, "reduce": dialect.ReduceOp}[name]
+        op = make(list(args), axis, reverse) if keeps_axis else make(list(args), axis)
+        types = [ir.RankedTensorType(v.type).element_type for v in args]
+        entry = op.regions[0].blocks.append(*types, *types)
+        with ir.InsertionPoint.at_block_begin(entry):
+            done = lowering.lower_jaxpr_to_triton_ir(
+                ctx.context, jaxpr, None, *entry.arguments
+            )
+            (dialect.scan_return if keeps_axis else dialect.reduce_return)(done)
+        return list(op.result)
+
+    rule = mlir.lower_fun(plain, multiple_results=True)
+    mlir.register_lowering(primitive, rule)
+    primitive.def_impl(
+        lambda *args, **params: jax.jit(lambda *v: plain(*v, **params))(*args)
+    )
+    return primitive
 
 
 def tpu() -> Hooks:

@@ -36,8 +36,8 @@ class Traits:
         formats: names of the arithmetic formats.
         other_formats: what to do with the other ones, as a sentence's end.
         lacks: scalar ops of floats that fail after the rule; each with what to do.
-        rewrites: scalar ops of floats that lower to another meaning, as functions of
-            arrays that keep ours.
+        rewrites: scalar ops of floats (or "max of bool") that lower to another meaning,
+            or not at all, as functions of arrays that keep ours.
         shape: why a shape is refused, or None.
         keeps_rounding: its compiler never removes a narrowing that is widened again.
     """
@@ -91,7 +91,7 @@ def propagate_nan(op: Callable) -> Callable:
 
 
 def _inlined(fn: Callable, rewrites: Mapping[str, Callable]) -> Callable:
-    """`fn` without calls, and with some of its ops of floats rewritten.
+    """`fn` without calls, and with some of its ops rewritten.
 
     In Mosaic GPU a constant cannot enter a nested jit, such as that of `jnp.where`.
     """
@@ -111,12 +111,15 @@ def _replay(jaxpr, consts, values, rewrites):
 
     for eqn in jaxpr.eqns:
         args, inner = [read(v) for v in eqn.invars], _scalar.inner_jaxpr(eqn)
-        rewrite = rewrites.get(eqn.primitive.name)
+        dtype = eqn.outvars[0].aval.dtype
+        floating = jnp.issubdtype(dtype, jnp.floating)
+        name = eqn.primitive.name
+        rewrite = rewrites.get(name if floating else f"{name} of {dtype}")
         if inner is not None:
             outs = _replay(*_scalar.as_closed(inner), args, rewrites)
         elif eqn.primitive.name == "reshard":
             outs = args  # a kernel's values lie on one device
-        elif rewrite and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+        elif rewrite:
             outs = [rewrite(*args)]
         else:
             outs = eqn.primitive.bind(*args, **eqn.params)

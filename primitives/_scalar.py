@@ -63,7 +63,7 @@ def inner_jaxprs(eqn) -> Iterator[Jaxpr]:
                 yield item
 
 
-class _Keyed:
+class Keyed:
     """A callable that hashes by what it computes, to key the cache of traces."""
 
     def __init__(self, fn: Callable):
@@ -77,7 +77,7 @@ class _Keyed:
 
 
 @functools.lru_cache(maxsize=4096)
-def _traced(keyed: _Keyed, tree, dtypes, x64):
+def _traced(keyed: Keyed, tree, dtypes, x64):
     args = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct((), d) for d in dtypes])
     return jax.make_jaxpr(keyed.fn, return_shape=True)(*args)
 
@@ -85,7 +85,7 @@ def _traced(keyed: _Keyed, tree, dtypes, x64):
 def trace(fn: Callable, tree, dtypes) -> tuple[ClosedJaxpr, Any]:
     """The scalar jaxpr of `fn` and its output pytree of `ShapeDtypeStruct`s."""
     x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-    return _traced(_Keyed(fn), tree, tuple(map(np.dtype, dtypes)), x64)
+    return _traced(Keyed(fn), tree, tuple(map(np.dtype, dtypes)), x64)
 
 
 def _guard(product):

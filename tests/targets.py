@@ -24,7 +24,7 @@ def mesh(kind: str, cores: int, platform: str):
     )
 
 
-def _lowered(kernel, args, platform, **jit):
+def lowered(kernel, args, platform, **jit):
     traced = jax.jit(kernel, **jit).trace(*args)
     return traced.lower(lowering_platforms=(platform,))
 
@@ -33,7 +33,7 @@ def _printed(kernel, args, platform):
     """The module that the kernel's `debug=True` prints while it is lowered."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        _lowered(kernel, args, platform)
+        lowered(kernel, args, platform)
     return text.getvalue()
 
 
@@ -98,6 +98,7 @@ def compile_array_for_tpu(fn, *args, chip="v5e"):
     topology, kind = _TPUS[chip]
     described = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     device = jax.sharding.SingleDeviceSharding(described.devices[0])
+<<<<<<< HEAD
     with mesh(kind, 1, "tpu"):
         lowered = _lowered(fn, args, "tpu", in_shardings=device, out_shardings=device)
     return lowered.compile()
@@ -144,3 +145,11 @@ def interpreted(fn, rules, *args):
 
     out = [spec(v.shape, v.dtype) for v in jax.tree.leaves(jax.eval_shape(fn, *args))]
     return pl.pallas_call(body, out_shape=out, interpret=True)(*args)
+=======
+    kernel = pl.pallas_call(body, out_shape=out)
+    with mesh("TPU v5 lite", 1, "tpu"):
+        for_tpu = lowered(
+            kernel, args, "tpu", in_shardings=device, out_shardings=device
+        )
+    return for_tpu.compile()
+>>>>>>> 09ee7c9dffdd41caf25c15aecebee17cfe208d88

@@ -25,7 +25,11 @@ def test_supports_says_yes(backend):
     assert str(answer) == "yes"
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("backend", ["mosaic_gpu", "triton"])
+=======
+@pytest.mark.parametrize("backend", ["mosaic_gpu", "tpu"])
+>>>>>>> 09ee7c9dffdd41caf25c15aecebee17cfe208d88
 def test_supports_says_no_with_the_rules_own_sentence(backend):
     answer = jt.supports("scan", backend, X, axis=0, reducer=jt.add)
     assert not answer
@@ -102,7 +106,12 @@ def test_support_table_agrees_with_supports():
     rows = [line for line in lines if line.startswith("|")]
     assert all(len(row.split("|")) == width for row in rows)
     (scan,) = [row for row in rows if row.startswith("| scan add")]
+<<<<<<< HEAD
     assert scan.count("no [") == 2
+=======
+    assert scan.count("no [") == len(NAMES) - 1
+    assert scan.count("yes") == 1
+>>>>>>> 09ee7c9dffdd41caf25c15aecebee17cfe208d88
     notes = lines[len(rows) + 1 :]
     used = {int(n) for row in rows for n in _footnotes(row)}
     assert used == set(range(1, len(notes) + 1))

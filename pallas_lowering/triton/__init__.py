@@ -2,6 +2,7 @@
 
 import math
 
+import jax.numpy as jnp
 from jax import lax
 
 from jaxtile import _jax_private
@@ -12,7 +13,7 @@ from jaxtile.pallas_lowering._elementwise import (
     propagate_nan,
 )
 from jaxtile.pallas_lowering._registry import Backend
-from jaxtile.primitives.scan import scan_p
+from jaxtile.primitives import _scalar
 
 BACKEND = Backend("triton", _jax_private.triton())
 
@@ -27,6 +28,11 @@ def _shape(aval):
     return None
 
 
+def _divide(a, b):
+    """Triton's own float32 quotient is off by up to 2 ulp."""
+    return _scalar._divide(a, b) if a.dtype == jnp.float32 else lax.div(a, b)
+
+
 TRAITS = Traits(
     formats=frozenset(
         "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 "
@@ -35,17 +41,16 @@ TRAITS = Traits(
     other_formats="cast it outside the kernel",
     lacks={},
     rewrites={
+        "div": _divide,
         "neg": negate,
         "max": propagate_nan(lax.max),
         "min": propagate_nan(lax.min),
+        "max of bool": lax.bitwise_or,
+        "min of bool": lax.bitwise_and,
     },
     shape=_shape,
 )
 define_elementwise(BACKEND, TRAITS)
-BACKEND.refuses(
-    scan_p,
-    "there is no scan in a kernel; run jt.scan outside it, or carry a running total "
-    "from block to block with jt.reduce",
-)
 
 from jaxtile.pallas_lowering.triton import reduce as reduce  # noqa: E402
+from jaxtile.pallas_lowering.triton import scan as scan  # noqa: E402

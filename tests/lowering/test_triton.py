@@ -1,10 +1,17 @@
 """What reaches Triton: the IR of kernels, and the sentences of refusals."""
 
+import re
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxtile as jt
 import targets
+from fibres import REDUCERS, element, legal, rng_of
+from jaxtile.primitives import reduce_p, scan_p
+from rules import through
 
 
 def _reduce(axis, **params):
@@ -33,20 +40,30 @@ def test_unordered_sum_is_one_reduce_in_the_accumulator(dtype, state):
     assert f"(tensor<16x64x{state}>) -> tensor<16x{state}>" in text
 
 
-def test_several_axes_reduce_one_by_one_without_negation():
+def test_several_axes_reduce_as_one_without_negation():
     text = targets.triton(_reduce((0, 2)), targets.spec((8,)), targets.spec((4, 8, 16)))
-    assert text.count('"tt.reduce"') == 2
+    assert text.count('"tt.reduce"') == 1
     assert "arith.subf" not in text
 
 
 @pytest.mark.parametrize("policy", ["fixed_tree", "ordered_tree"])
-def test_stated_order_halves_neighbours(policy):
+def test_stated_order_splits_neighbours(policy):
     text = targets.triton(
         _reduce(1, policy=policy), targets.spec((8,)), targets.spec((8, 16))
     )
-    assert text.count('"tt.reduce"') == 4
-    for n in (8, 4, 2, 1):
-        assert f"tensor<8x{n}x2xf32>" in text
+    assert text.count("tt.split") == 4
+    assert text.count("arith.addf") == 4
+    assert '"tt.reduce"' not in text
+
+
+@pytest.mark.parametrize("policy", ["fold_left", "fold_right"])
+def test_a_fold_is_a_loop_over_exact_picks(policy):
+    text = targets.triton(
+        _reduce(1, policy=policy), targets.spec((8,)), targets.spec((8, 64))
+    )
+    assert text.count("scf.for") == 1
+    assert text.count("arith.addf") == 1
+    assert "tt.bitcast" in text
 
 
 def test_mask_selects_negative_zero_and_the_seed_is_added_once():
@@ -59,6 +76,15 @@ def test_mask_selects_negative_zero_and_the_seed_is_added_once():
     assert "-0.000000e+00" in text
     assert "arith.mulf" not in text
     assert text.count("arith.addf") == 2
+
+
+def test_division_in_a_merge_is_rounded_correctly():
+    def body(x_ref, o_ref):
+        o_ref[...] = jt.reduce(x_ref[...], 1, jt.welford).mean
+
+    text = targets.triton(body, targets.spec((16,)), targets.spec((16, 64)))
+    (division,) = re.findall(r"arith.divf .*", text)
+    assert division.split(": ")[1].startswith("f64")
 
 
 def test_cast_keeps_both_conversions():
@@ -104,8 +130,7 @@ def test_map_negates_zeros_and_keeps_nan():
 @pytest.mark.parametrize(
     ("body", "shape", "dtype", "sentence"),
     [
-        (_reduce(0, policy="fold_left"), (64,), "float32", "sequential chain"),
-        (_reduce(0, acc_dtype=jnp.bfloat16), (64,), "bfloat16", "use acc_dtype="),
+        (_reduce(0, out_dtype=jnp.bfloat16), (64,), "int32", "round twice"),
         (_map(jt.erf), (64,), "float32", "has no rule there; map it outside"),
     ],
 )
@@ -115,16 +140,93 @@ def test_refusals_say_why(body, shape, dtype, sentence):
         targets.triton(body, x, x)
 
 
-def test_other_reducers_and_scans_are_refused():
-    def maximum(x_ref, o_ref):
-        o_ref[...] = jt.reduce(x_ref[...], 1, jt.maximum)
+def _scanned(fn, *args):
+    outs = jax.tree.leaves(jax.eval_shape(fn, *args))
 
-    def scan(x_ref, o_ref):
-        o_ref[...] = jt.scan(x_ref[...], 1, jt.add)[:, 0]
+    def body(*refs):
+        made = fn(*(ref[...] for ref in refs[: len(args)]))
+        for ref, out in zip(refs[len(args) :], jax.tree.leaves(made), strict=True):
+            ref[...] = out
 
-    for body, sentence in ((maximum, "only jt.add"), (scan, "run jt.scan outside")):
-        with pytest.raises(jt.errors.UnsupportedOnBackend, match=sentence):
-            targets.triton(body, targets.spec((16,)), targets.spec((16, 64)))
+    return targets.triton(body, [targets.spec(v.shape, v.dtype) for v in outs], *args)
+
+
+@pytest.mark.parametrize("direction", ["prefix", "suffix", "reverse"])
+def test_any_grouping_of_prefixes_is_one_scan(direction):
+    def fn(x):
+        return jt.scan(x, 1, jt.add, direction=direction, return_final=True)
+
+    text = _scanned(fn, targets.spec((16, 64)))
+    assert text.count('"tt.scan"') == 1
+    assert ("reverse = true" in text) == (direction != "prefix")
+
+
+def test_fixed_prefixes_sweep_up_and_down():
+    def fn(x):
+        return jt.scan(x, 1, jt.add, policy="fixed_tree")
+
+    text = _scanned(fn, targets.spec((16, 64)))
+    assert '"tt.scan"' not in text
+    assert text.count("tt.join") >= 6
+
+
+@pytest.mark.parametrize("policy", [p.name for p in jt.policy.ALL])
+@pytest.mark.parametrize("name", [*REDUCERS, "bool maximum", "bits"])
+def test_every_reducer_lowers(name, policy):
+    rng = rng_of(name, policy)
+    reducer, dtypes = _MORE.get(name) or _of(name, rng)
+    if policy == "unordered_tree" and not reducer.laws.commutative:
+        pytest.skip("does not commute")
+    if not legal(name, "fixed_tree" if "tree" in policy else policy):
+        pytest.skip("does not associate")
+    args = [targets.spec((8, 16), dtype) for dtype in dtypes]
+    direction = ("prefix", "suffix", "reverse")[rng.integers(3)]
+    exclusive = reducer.identity is not None and bool(rng.random() < 0.5)
+
+    def fn(mask, *leaves):
+        x, params = element(leaves), {"policy": policy, "where": mask}
+        return jt.reduce(x, 1, reducer, **params, keepdims=True), jt.scan(
+            x, 1, reducer, direction=direction, exclusive=exclusive, **params
+        )
+
+    assert "tt.return" in _scanned(fn, targets.spec((8, 16), "bool"), *args)
+
+
+_MORE = {
+    "bool maximum": (jt.maximum, ["bool"]),
+    "bits": (jt.bitwise_and, ["uint8"]),
+}
+
+
+def _of(name, rng):
+    reducer, _, makers, _ = REDUCERS[name]
+    dtypes = [make(rng, ()).dtype for make in makers]
+    narrow = ("float32", "bfloat16", "float16")[rng.integers(3)]
+    return reducer, [narrow if d == np.float32 else d for d in dtypes]
+
+
+@pytest.mark.parametrize("policy", [p.name for p in jt.policy.ALL])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((37, 5000), 1), ((500, 300), 0), ((3, 101, 53), 1), ((9000,), 0)],
+)
+def test_whole_arrays_lower(shape, axis, policy):
+    from jaxtile.pallas_lowering.triton import reduce, scan
+
+    rules = {reduce_p: reduce.reduce_arrays, scan_p: scan.scan_arrays}
+
+    def fn(x):
+        direction = "suffix" if policy == "fold_right" else "prefix"
+        return (
+            jt.reduce(x, axis, jt.argmax, policy=policy),
+            jt.scan(x, axis, jt.add, policy=policy, direction=direction),
+        )
+
+    with targets.mesh("NVIDIA H200", 132, "gpu"):
+        lowered = targets.lowered(
+            lambda x: through(rules, fn, x), (targets.spec(shape),), "cuda"
+        )
+    assert "jaxtile_" in lowered.as_text()
 
 
 def test_integers_that_would_round_twice_are_refused():
