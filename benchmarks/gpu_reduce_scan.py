@@ -210,7 +210,7 @@ def _check(case: Case, got, want) -> None:
 
 
 def _sample(fn, args, calls, wait) -> float:
-    start = time.perf_counter()
+    start, out = time.perf_counter(), None
     for _ in range(calls):
         out = fn(*args)
     wait(out)
@@ -230,7 +230,7 @@ class Player:
 
 def _torch_player(case, args):
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
     if case.torch is None:

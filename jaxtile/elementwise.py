@@ -39,8 +39,8 @@ def map(fn: Callable[..., Any], *values: Any) -> Any:
 
     Raises:
         TileTypeError: an operand is none of these, has a storage format, or overflows
-            in jax's 32 bits while jax_enable_x64 is off; fn is not a function that jax can trace on
-            scalars, has side effects, or returns nothing.
+            in jax's 32 bits while jax_enable_x64 is off; fn is not a function that jax
+            can trace on scalars, has side effects, or returns nothing.
         TileShapeError: the shapes or dims do not broadcast, fn returns arrays, or closes
             over a traced array that is not a scalar.
         NoDerivativeError: on differentiation, where fn has only a `jax.custom_vjp`.

@@ -98,10 +98,9 @@ def compile_array_for_tpu(fn, *args, chip="v5e"):
     topology, kind = _TPUS[chip]
     described = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     device = jax.sharding.SingleDeviceSharding(described.devices[0])
-<<<<<<< HEAD
     with mesh(kind, 1, "tpu"):
-        lowered = _lowered(fn, args, "tpu", in_shardings=device, out_shardings=device)
-    return lowered.compile()
+        found = lowered(fn, args, "tpu", in_shardings=device, out_shardings=device)
+    return found.compile()
 
 
 def compile_for_tpu(body, out, *args, chip="v5e"):
@@ -145,11 +144,3 @@ def interpreted(fn, rules, *args):
 
     out = [spec(v.shape, v.dtype) for v in jax.tree.leaves(jax.eval_shape(fn, *args))]
     return pl.pallas_call(body, out_shape=out, interpret=True)(*args)
-=======
-    kernel = pl.pallas_call(body, out_shape=out)
-    with mesh("TPU v5 lite", 1, "tpu"):
-        for_tpu = lowered(
-            kernel, args, "tpu", in_shardings=device, out_shardings=device
-        )
-    return for_tpu.compile()
->>>>>>> 09ee7c9dffdd41caf25c15aecebee17cfe208d88

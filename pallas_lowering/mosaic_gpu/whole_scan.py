@@ -13,10 +13,6 @@ from collections.abc import Sequence
 
 import jax
 
-<<<<<<< HEAD
-=======
-from jaxtile.recurrences import affine
->>>>>>> 09ee7c9dffdd41caf25c15aecebee17cfe208d88
 from jaxtile.pallas_lowering.mosaic_gpu import _plan, whole_reduce
 from jaxtile.pallas_lowering.mosaic_gpu._before import Seed
 from jaxtile.pallas_lowering.mosaic_gpu._shown import Shown
