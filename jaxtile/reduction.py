@@ -40,49 +40,48 @@ def reduce(
 ) -> Any:
     """Combine the elements along the axes with a reducer, in the order of a policy.
 
-        y[g] = finish(init . lift(x[g, 0]) . lift(x[g, 1]) ...)
+    y[g] = finish(init . lift(x[g, 0]) . lift(x[g, 1]) ...)
 
-        Args:
-            x: an array or tile of any arithmetic dtype and rank, or a pytree of equally
-                shaped ones.
-            axis: an integer axis or `Dim`, several, or None for all. Several are taken in
-                lexicographic order of the array's axes.
-            reducer: how elements combine; see `jaxtile.catalogue`.
-            init: a seed state for every fibre, used exactly once. A number counts by its
-                value; an array keeps its precision, so it must not be wider than the state.
-            where: a bool mask; masked elements are skipped whatever they hold. A tile goes by
-                its dims, as for init.
-            policy: one of the five orders, or its name.
-            acc_dtype: the accumulator, to which each combine rounds. By default floats and
-                integers below 32 bits that are summed accumulate in 32 bits.
-            out_dtype: the dtype to narrow to once, after `finish`.
-            keepdims: keep the reduced axes with size 1.
-            implementation: None picks when the call is lowered, by platform and shape;
-                "reference", "triton", "mosaic_gpu" or "tpu" insists. Derivatives insist on the
-                reference only.
+    Args:
+        x: an array or tile of any arithmetic dtype and rank, or a pytree of equally
+            shaped ones.
+        axis: an integer axis or `Dim`, several, or None for all. Several are taken in
+            lexicographic order of the array's axes.
+        reducer: how elements combine; see `jaxtile.catalogue`.
+        init: a seed state for every fibre, used exactly once. A number counts by its
+            value; an array keeps its precision, so it must not be wider than the state.
+        where: a bool mask; masked elements are skipped whatever they hold. A tile goes by
+            its dims, as for init.
+        policy: one of the five orders, or its name.
+        acc_dtype: the accumulator, to which each combine rounds. By default floats and
+            integers below 32 bits that are summed accumulate in 32 bits.
+        out_dtype: the dtype to narrow to once, after `finish`.
+        keepdims: keep the reduced axes with size 1.
+        implementation: None picks when the call is lowered, by platform and shape;
+            "reference", "triton", "mosaic_gpu" or "tpu" insists. Derivatives insist on the
+            reference only.
 
-        Returns:
-            The reducer's result without the axes, in the accumulator's dtype or `out_dtype`.
+    Returns:
+        The reducer's result without the axes, in the accumulator's dtype or `out_dtype`.
 
-        Raises:
-            ContractError: the policy needs a law that the reducer lacks.
-            PolicyError: no such policy.
-            TileShapeError: axes, shapes or dims do not fit; an empty fibre without a seed of
-                a reducer that has no empty value; a sharded axis on an explicit mesh.
-            TileTypeError: an operand that is no array, tile or number, has a storage format,
-                or overflows in 32 bits with x64 off; a mask or keepdims that is not bool; a
-                seed, or a part of the reducer, that does not fit the state.
-            UnsupportedOnBackend: the implementation that was asked for refuses: when traced
-                for a shape or format, when lowered for a platform or device.
+    Raises:
+        ContractError: the policy needs a law that the reducer lacks.
+        PolicyError: no such policy.
+        TileShapeError: axes, shapes or dims do not fit; an empty fibre without a seed of
+            a reducer that has no empty value; a sharded axis on an explicit mesh.
+        TileTypeError: an operand that is no array, tile or number, has a storage format,
+            or overflows in 32 bits with x64 off; a mask or keepdims that is not bool; a
+            seed, or a part of the reducer, that does not fit the state.
+        UnsupportedOnBackend: the implementation that was asked for refuses: when traced
+            for a shape or format, when lowered for a platform or device.
 
-        Example:
-            >>> import jax
-    import jax.numpy as jnp, jaxtile as jt
-            >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
-            >>> print(jt.reduce(x, 1, jt.add, policy="fixed_tree"))
-            [3. 7.]
-            >>> print(jt.reduce(jnp.ones(5000, jnp.bfloat16), 0, jt.add))
-            5000.0
+    Example:
+        >>> import jax.numpy as jnp, jaxtile as jt
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> print(jt.reduce(x, 1, jt.add, policy="fixed_tree"))
+        [3. 7.]
+        >>> print(jt.reduce(jnp.ones(5000, jnp.bfloat16), 0, jt.add))
+        5000.0
     """
     order = as_policy(policy)
     keepdims = flag("reduce", "keepdims", keepdims)
@@ -124,48 +123,47 @@ def scan(
 ) -> Any:
     """Every prefix along an axis, combined by a reducer in the order of a policy.
 
-        prefix: y_i = init . x_0 ... x_i; suffix: y_i = x_i ... x_(n-1) . init; reverse: the
-        prefix scan of the flipped sequence, flipped back. `fold_right` seeds the far end.
+    prefix: y_i = init . x_0 ... x_i; suffix: y_i = x_i ... x_(n-1) . init; reverse: the
+    prefix scan of the flipped sequence, flipped back. `fold_right` seeds the far end.
 
-        Args:
-            x: an array or tile of any arithmetic dtype and rank, or a pytree of equally
-                shaped ones.
-            axis: the integer axis or `Dim`.
-            reducer: how elements combine; the earlier run is always merge's left operand.
-            init: a seed state for every fibre.
-            where: a bool mask; a masked element is skipped, its place shows the prefix so far.
-            exclusive: leave x_i out of y_i (never by subtraction).
-            direction: "prefix", "suffix" or "reverse".
-            return_final: also return the raw state over everything, the next call's `init`.
-            policy: one of the five orders, or its name.
-            acc_dtype: the accumulator, to which each combine rounds.
-            out_dtype: the dtype that the prefixes narrow to, once, after `finish`.
-            implementation: None picks when the call is lowered, by platform and shape;
-                "reference", "triton", "mosaic_gpu" or "tpu" insists. Derivatives insist on the
-                reference only.
+    Args:
+        x: an array or tile of any arithmetic dtype and rank, or a pytree of equally
+            shaped ones.
+        axis: the integer axis or `Dim`.
+        reducer: how elements combine; the earlier run is always merge's left operand.
+        init: a seed state for every fibre.
+        where: a bool mask; a masked element is skipped, its place shows the prefix so far.
+        exclusive: leave x_i out of y_i (never by subtraction).
+        direction: "prefix", "suffix" or "reverse".
+        return_final: also return the raw state over everything, the next call's `init`.
+        policy: one of the five orders, or its name.
+        acc_dtype: the accumulator, to which each combine rounds.
+        out_dtype: the dtype that the prefixes narrow to, once, after `finish`.
+        implementation: None picks when the call is lowered, by platform and shape;
+            "reference", "triton", "mosaic_gpu" or "tpu" insists. Derivatives insist on the
+            reference only.
 
-        Returns:
-            The prefixes, shaped like x, or `(prefixes, final_state)`.
+    Returns:
+        The prefixes, shaped like x, or `(prefixes, final_state)`.
 
-        Raises:
-            ContractError: the policy needs a law that the reducer lacks.
-            PolicyError: no such policy.
-            TileValueError: no such direction.
-            TileShapeError: axis, shapes or dims do not fit; the prefix of nothing of a
-                reducer without identity; a sharded axis on an explicit mesh.
-            TileTypeError: an operand that is no array, tile or number, has a storage format,
-                or overflows in 32 bits with x64 off; a mask or flag that is not bool; a seed,
-                or a part of the reducer, that does not fit the state.
-            UnsupportedOnBackend: the implementation that was asked for refuses: when traced
-                for a shape or format, when lowered for a platform or device.
+    Raises:
+        ContractError: the policy needs a law that the reducer lacks.
+        PolicyError: no such policy.
+        TileValueError: no such direction.
+        TileShapeError: axis, shapes or dims do not fit; the prefix of nothing of a
+            reducer without identity; a sharded axis on an explicit mesh.
+        TileTypeError: an operand that is no array, tile or number, has a storage format,
+            or overflows in 32 bits with x64 off; a mask or flag that is not bool; a seed,
+            or a part of the reducer, that does not fit the state.
+        UnsupportedOnBackend: the implementation that was asked for refuses: when traced
+            for a shape or format, when lowered for a platform or device.
 
-        Example:
-            >>> import jax
-    import jax.numpy as jnp, jaxtile as jt
-            >>> print(jt.scan(jnp.array([1, 2, 3]), 0, jt.add))
-            [1 3 6]
-            >>> print(jt.scan(jnp.array([1, 2, 3]), 0, jt.add, exclusive=True, init=10))
-            [10 11 13]
+    Example:
+        >>> import jax.numpy as jnp, jaxtile as jt
+        >>> print(jt.scan(jnp.array([1, 2, 3]), 0, jt.add))
+        [1 3 6]
+        >>> print(jt.scan(jnp.array([1, 2, 3]), 0, jt.add, exclusive=True, init=10))
+        [10 11 13]
     """
     order = as_policy(policy)
     exclusive = flag("scan", "exclusive", exclusive)
@@ -210,32 +208,31 @@ def linear_recurrence(
 ) -> Any:
     """The first-order linear recurrence along an axis.
 
-        h_t = a_t h_(t-1) + b_t, with h_(-1) = h0; "reverse" runs it from the end.
+    h_t = a_t h_(t-1) + b_t, with h_(-1) = h0; "reverse" runs it from the end.
 
-        Args:
-            a: decay, an array, tile or number. a and b are both floats, or both integers
-                (which wrap); they broadcast as operands of `map` do.
-            b: drive, likewise.
-            axis: the time axis.
-            h0: the state before the first step, of h's shape without the axis.
-            direction: "prefix" or "reverse" (also "suffix": the merge's sides swapped).
-            policy: one of the five orders, or its name.
-            implementation: None picks; a backend's name insists.
+    Args:
+        a: decay, an array, tile or number. a and b are both floats, or both integers
+            (which wrap); they broadcast as operands of `map` do.
+        b: drive, likewise.
+        axis: the time axis.
+        h0: the state before the first step, of h's shape without the axis.
+        direction: "prefix" or "reverse" (also "suffix": the merge's sides swapped).
+        policy: one of the five orders, or its name.
+        implementation: None picks; a backend's name insists.
 
-        Returns:
-            h, of the shape that a and b broadcast to.
+    Returns:
+        h, of the shape that a and b broadcast to.
 
-        Raises:
-            TileTypeError: one of a and b is a float and the other is not, or one is bool.
-            PolicyError: h0 with `fold_right` (for suffixes `fold_left`), whose seed is at
-                the far end.
-            The errors of `scan`.
+    Raises:
+        TileTypeError: one of a and b is a float and the other is not, or one is bool.
+        PolicyError: h0 with `fold_right` (for suffixes `fold_left`), whose seed is at
+            the far end.
+        The errors of `scan`.
 
-        Example:
-            >>> import jax
-    import jax.numpy as jnp, jaxtile as jt
-            >>> print(jt.linear_recurrence(jnp.full(3, 0.5), jnp.ones(3), 0))
-            [1.   1.5  1.75]
+    Example:
+        >>> import jax.numpy as jnp, jaxtile as jt
+        >>> print(jt.linear_recurrence(jnp.full(3, 0.5), jnp.ones(3), 0))
+        [1.   1.5  1.75]
     """
     against = Kind.LEFT if direction == "suffix" else Kind.RIGHT
     if h0 is not None and as_policy(policy).kind is against:

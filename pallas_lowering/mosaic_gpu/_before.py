@@ -9,8 +9,8 @@ import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from jaxtile.pallas_lowering.mosaic_gpu import _states as st
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
+from jaxtile.pallas_lowering.mosaic_gpu._counter import Counter
 from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra, State
 
@@ -93,7 +93,7 @@ class Carry:
     def __init__(self, algebra: Algebra, fixed: bool, blocks: int, first, like):
         self.algebra, self.first = algebra, first
         levels = max(1, blocks.bit_length()) if fixed and blocks > 1 else 0
-        self.counter = st.Counter(algebra, levels, like) if levels else None
+        self.counter = Counter(algebra, levels, like) if levels else None
 
     def start(self) -> list[ir.Value]:
         """Before the first block."""

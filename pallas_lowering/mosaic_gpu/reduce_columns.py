@@ -9,8 +9,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from jaxtile.pallas_lowering.mosaic_gpu import _plan
-from jaxtile.pallas_lowering.mosaic_gpu import _states as st
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
+from jaxtile.pallas_lowering.mosaic_gpu._counter import Counter
 from jaxtile.pallas_lowering.mosaic_gpu._launch import Program, launch
 from jaxtile.pallas_lowering.mosaic_gpu._sink import Sink
 from jaxtile.pallas_lowering.mosaic_gpu._source import Block, Fibres, Reader, Stretch
@@ -29,7 +29,7 @@ def stretch(reader: Reader, plan, start, base) -> list[State]:
     ragged = n % plan.chunk != 0 or plan.chunk % plan.block != 0
     like = reader.like(ragged)
     levels = (plan.chunk // plan.block).bit_length()
-    counter = st.Counter(algebra, levels, like)
+    counter = Counter(algebra, levels, like)
     blocks = arith.divui(arith.addi(length, th.i64(plan.block - 1)), th.i64(plan.block))
     count = arith.trunci(ir.IntegerType.get_signless(32), blocks)
 

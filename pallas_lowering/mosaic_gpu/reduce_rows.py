@@ -9,6 +9,7 @@ from jaxlib.mlir.dialects import arith
 from jaxtile.pallas_lowering.mosaic_gpu import _plan
 from jaxtile.pallas_lowering.mosaic_gpu import _states as st
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
+from jaxtile.pallas_lowering.mosaic_gpu._counter import Counter
 from jaxtile.pallas_lowering.mosaic_gpu._launch import Program, launch
 from jaxtile.pallas_lowering.mosaic_gpu._sink import Sink
 from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres, Reader
@@ -68,7 +69,7 @@ def _warp_span(reader: Reader, plan, lane, start, base) -> State:
 
     if plan.span == tile:
         return at(th.i64(0))
-    counter = st.Counter(algebra, (plan.span // tile).bit_length(), like)
+    counter = Counter(algebra, (plan.span // tile).bit_length(), like)
     count = arith.trunci(
         ir.IntegerType.get_signless(32),
         arith.divui(arith.addi(left, th.i64(tile - 1)), th.i64(tile)),
