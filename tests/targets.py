@@ -52,26 +52,31 @@ def tpu(body, out, *args) -> str:
         return _printed(kernel, args, "tpu")
 
 
-def mosaic_gpu(body, out, *args, lane=False, **kwargs) -> str:
+def mosaic_gpu_kernel(body, out, lane=False, **kwargs):
+    """A kernel in the semantics named."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     semantics = plgpu.LoweringSemantics
     params = plgpu.CompilerParams(
         lowering_semantics=semantics.Lane if lane else semantics.Warpgroup
     )
+    return plgpu.kernel(body, out_type=out, compiler_params=params, **kwargs)
+
+
+def mosaic_gpu(body, out, *args, lane=False, **kwargs) -> str:
     # jax 0.10's kernel has no debug=: there the test is that it lowers at all.
     debug = {"debug": True} if LINE > (0, 10) else {}
-    kernel = plgpu.kernel(body, out_type=out, compiler_params=params, **debug, **kwargs)
+    kernel = mosaic_gpu_kernel(body, out, lane, **debug, **kwargs)
     with mesh("NVIDIA H200", 132, "gpu"):
         return _printed(kernel, args, "cuda")
 
 
-def load_tiled(ref):
-    """A value from global memory in whatever tiled layout its user picks."""
+def load_tiled(ref, layout=None):
+    """A value from global memory in a layout, or in whatever one its user picks."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     index = (...,) if LINE < (0, 11) else ()
-    return plgpu.load(ref, *index, optimized=False)
+    return plgpu.load(ref, *index, layout=layout, optimized=False)
 
 
 def store_tiled(ref, value):

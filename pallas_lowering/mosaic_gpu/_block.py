@@ -20,6 +20,7 @@ from jaxtile.pallas_lowering.mosaic_gpu._lanes import (
     Thread,
     scratch_of_warpgroup,
 )
+from jaxtile.pallas_lowering.mosaic_gpu._refusals import refuse_formats
 from jaxtile.pallas_lowering.mosaic_gpu._region import convert
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra, State, refuse_regions
 from jaxtile.policy import Kind, Policy, Transform
@@ -28,9 +29,6 @@ from jaxtile.primitives._spec import Spec
 
 # Everything is written out for each register of a thread.
 _MOST = 128 * 512
-_FORMATS = frozenset(
-    "bool int8 uint8 int16 uint16 int32 uint32 float16 bfloat16 float32".split()
-)
 
 
 def is_fold(policy: Policy) -> bool:
@@ -40,12 +38,9 @@ def is_fold(policy: Policy) -> bool:
 
 def refuse(spec: Spec, avals: Sequence, out: Sequence, finish: bool) -> str | None:
     """Why no layout whatever serves these operands, or None."""
-    for dtype in (*(a.dtype for a in avals), *spec.states, *out):
-        if np.dtype(dtype).name not in _FORMATS:
-            return (
-                f"{np.dtype(dtype).name} values do not exist there; cast to one of "
-                "32 bits or fewer outside the kernel"
-            )
+    reason = refuse_formats([*(a.dtype for a in avals), *spec.states, *out])
+    if reason is not None:
+        return reason
     shape = avals[0].shape
     if 0 in shape:
         return "a kernel has no empty values; combine an empty array outside"

@@ -13,6 +13,7 @@ from jaxtile.pallas_lowering.mosaic_gpu import BACKEND, _block, _plan
 from jaxtile.pallas_lowering.mosaic_gpu import _digits as dg
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._before import Before, Seed
+from jaxtile.pallas_lowering.mosaic_gpu._refusals import refuse_against
 from jaxtile.pallas_lowering.mosaic_gpu._shown import Shown
 from jaxtile.pallas_lowering.mosaic_gpu._source import Reader
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra
@@ -30,13 +31,9 @@ def _sizes(avals, params) -> _block.Sizes:
 
 
 def _refuse(*avals, **params):
-    suffix = params["direction"] == "suffix"
-    if params["policy"].kind is (Kind.LEFT if suffix else Kind.RIGHT):
-        along = "fold_right" if suffix else "fold_left"
-        return (
-            f"{params['policy']} against the direction is a chain for each place; use "
-            f'policy="{along}", or scan outside the kernel'
-        )
+    reason = refuse_against(params["policy"], params["direction"])
+    if reason is not None:
+        return reason
     return _block.refuse(params["spec"], avals, params["out"], params["finish"])
 
 

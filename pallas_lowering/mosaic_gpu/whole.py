@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from jaxtile.pallas_lowering.mosaic_gpu import BACKEND, whole_reduce, whole_scan
+from jaxtile.pallas_lowering.mosaic_gpu._refusals import refuse_against, refuse_formats
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra, refuse_regions
 from jaxtile.policy import Kind
 from jaxtile.primitives import _prefix
@@ -14,20 +13,15 @@ from jaxtile.primitives._operands import unpack
 from jaxtile.primitives.reduce import reduce_p
 from jaxtile.primitives.scan import scan_p
 
-_FORMATS = frozenset(
-    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 "
-    "float64".split()
-)
 # XLA reduces these at the speed of memory too, and fuses them with what is around.
 _XLA_REDUCES = frozenset(("add", "mul", "max", "min", "argmax", "argmin"))
 _MOST_FIBRES = 2**31 - 1
 
 
 def _refuse(avals, spec, count, fibres, out, finish) -> str | None:
-    kinds = [*(a.dtype for a in avals), *spec.states, *out]
-    for kind in kinds:
-        if np.dtype(kind).name not in _FORMATS:
-            return f"{np.dtype(kind).name} is not computed with there; cast it first"
+    reason = refuse_formats([*(a.dtype for a in avals), *spec.states, *out])
+    if reason is not None:
+        return reason
     if count == 0 or fibres == 0:
         return (
             "there is nothing to launch for an empty array; leave it to the reference"
@@ -71,12 +65,9 @@ def _refuse_scan(
     shape = unpack(spec, avals, seeded, masked)[0][0].shape
     fibres = math.prod(shape) // max(1, shape[axis])
     spec = _prefix.swapped(spec) if direction == "suffix" else spec
-    if policy.kind is (Kind.LEFT if spec.swapped else Kind.RIGHT):
-        return (
-            f"{policy} against the direction is a separate chain for each prefix; use "
-            "the reference, or the fold that runs with the direction"
-        )
-    return _refuse(avals, spec, shape[axis], fibres, out, finish)
+    return refuse_against(policy, direction) or _refuse(
+        avals, spec, shape[axis], fibres, out, finish
+    )
 
 
 BACKEND.runs(reduce_p, _refuse_reduce, _slower_reduce)(whole_reduce.run)

@@ -11,6 +11,7 @@ import targets
 
 pytestmark = pytest.mark.gpu
 
+_mosaic = targets.mosaic_gpu_kernel
 POLICIES = [policy.name for policy in jt.policy.ALL]
 TREES = ["unordered_tree", "ordered_tree", "fixed_tree"]
 DTYPES = ["float32", "bfloat16", "int32"]
@@ -66,16 +67,6 @@ def _triton(body, out):
     from jax.experimental.pallas import triton as plt
 
     return pl.pallas_call(body, out_shape=out, compiler_params=plt.CompilerParams())
-
-
-def _mosaic(body, out, lane=False, **kwargs):
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
-    semantics = plgpu.LoweringSemantics
-    params = plgpu.CompilerParams(
-        lowering_semantics=semantics.Lane if lane else semantics.Warpgroup
-    )
-    return plgpu.kernel(body, out_type=out, compiler_params=params, **kwargs)
 
 
 def _sum_body(axis, fill, **params):

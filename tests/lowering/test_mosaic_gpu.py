@@ -1,10 +1,16 @@
 """What reaches Mosaic GPU: that kernels lower in both semantics, and refusals."""
 
+import itertools
+
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import jaxtile as jt
 import targets
+from kernels import REDUCERS, Call
+
+POLICIES = [policy.name for policy in jt.policy.ALL]
 
 
 def _reduce(axis, **params):
@@ -19,6 +25,14 @@ def _whole(**params):
     def body(x_ref, o_ref):
         total = jt.reduce(x_ref[...], None, jt.add, **params)
         o_ref[...] = jnp.broadcast_to(total, o_ref.shape)
+
+    return body
+
+
+def _scan(**params):
+    def body(x_ref, o_ref):
+        y = jt.scan(targets.load_tiled(x_ref), 1, jt.add, **params)
+        targets.store_tiled(o_ref, y)
 
     return body
 
@@ -81,6 +95,78 @@ def test_sums_carry_no_contraction_flag():
         assert not any("fastmath" in line for line in sums)
 
 
+_SHAPES = [((64, 128), 1), ((64, 128), 0), ((6, 100), 1), ((2, 64, 64), (0, 2))]
+_CALLS = [
+    Call("reduce", name, shape, axis, policy, masked=masked)
+    for k, (name, policy) in enumerate(
+        itertools.product(("welford", "affine", "argmax", "farthest"), POLICIES)
+    )
+    for shape, axis in _SHAPES[k % 2 :: 2]
+    for masked in (k % 3 == 0,)
+    if policy != "unordered_tree" or REDUCERS[name].laws.commutative
+]
+_CALLS += [
+    Call("scan", name, shape, axis, policy, options={"direction": direction})
+    for k, (name, policy) in enumerate(
+        itertools.product(("add", "affine", "logaddexp"), POLICIES)
+    )
+    for shape, axis in _SHAPES[k % 3 : k % 3 + 1]
+    for direction in (("suffix",) if policy == "fold_right" else ("prefix", "reverse"))
+    if policy != "unordered_tree" or REDUCERS[name].laws.commutative
+]
+_CALLS += [
+    Call("reduce", "maximum", (64, 128), 1, policy, dtype=dtype)
+    for dtype in ("int8", "uint16", "float16", "bfloat16", "uint32")
+    for policy in ("fixed_tree", "fold_left")
+]
+
+
+@pytest.mark.parametrize("call", _CALLS, ids=str)
+def test_calls_lower_in_warpgroup_semantics(call):
+    inputs = [targets.spec(v.shape, v.dtype) for v in call.operands()]
+    text = targets.mosaic_gpu(call.body, call.outs(), *inputs)
+    assert not text or "fastmath" not in text
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("op", ["reduce", "scan"])
+def test_calls_lower_in_lane_semantics(op, policy):
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    layout = plgpu.Layout.WG_STRIDED((64, 128), vec_size=2)
+    params = {"direction": "suffix"} if (op, policy) == ("scan", "fold_right") else {}
+    call = Call(op, "add", (64, 128), 1, policy, layout, masked=True, options=params)
+    inputs = [targets.spec(v.shape, v.dtype) for v in call.operands()]
+    targets.mosaic_gpu(call.body, call.outs(), *inputs, lane=True)
+
+
+def test_bool_leaves():
+    def body(x_ref, o_ref):
+        x = targets.load_tiled(x_ref)
+        found = jt.reduce(x > 0, 1, jt.logical_or, policy="fold_left")
+        targets.store_tiled(o_ref, found.astype(jnp.int32))
+
+    targets.mosaic_gpu(body, targets.spec((64,), "int32"), targets.spec((64, 128)))
+
+
+@pytest.mark.parametrize("lane", [True, False], ids=["lane", "warpgroup"])
+@pytest.mark.parametrize("op", ["reduce", "scan"])
+def test_wgmma_results_keep_their_layout(op, lane):
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    def body(x_ref, o_ref):
+        x = targets.load_tiled(x_ref, plgpu.Layout.WGMMA) * 2.0
+        if op == "reduce":
+            total = jt.reduce(x, 1, jt.add, policy="fixed_tree")
+            x = x - lax.broadcast_in_dim(total, x.shape, (0,))
+        else:
+            x = x + jt.scan(x, 1, jt.add, policy="fixed_tree")
+        targets.store_tiled(o_ref, x)
+
+    x = targets.spec((64, 64))
+    targets.mosaic_gpu(body, x, x, lane=lane)
+
+
 def test_seed_and_mask():
     def body(x_ref, z_ref, o_ref):
         x = targets.load_tiled(x_ref)
@@ -136,11 +222,15 @@ def test_map(fn, dtype):
 @pytest.mark.parametrize(
     ("body", "shape", "out", "sentence"),
     [
-        (_whole(policy="fold_right"), (512,), (128,), "sequential chain"),
-        (_whole(), (96,), (128,), "128 threads"),
         (_whole(), (131072,), (128,), "above 65536 elements"),
-        (_reduce(1), (2, 64, 128), (2, 128), "view the ref as one"),
-        (_reduce(1), (6, 100), (6,), "does not fill a register layout"),
+        (_whole(policy="fold_left"), (65536,), (128,), "in one thread, or in shared"),
+        (_reduce(1), (127, 509), (127,), "fills no register layout"),
+        (
+            _scan(policy="fold_right"),
+            (64, 128),
+            (64, 128),
+            "separate chain for each",
+        ),
         (_map(jnp.floor), (512,), (512,), "floor, which has no rule there"),
         (_map(jt.erf), (512,), (512,), "has no layout rule"),
     ],
@@ -148,13 +238,3 @@ def test_map(fn, dtype):
 def test_refusals_say_why(body, shape, out, sentence):
     with pytest.raises(jt.errors.UnsupportedOnBackend, match=sentence):
         targets.mosaic_gpu(body, targets.spec(out), targets.spec(shape))
-
-
-def test_lane_semantics_refuses_one_axis_of_the_strided_layout():
-    def body(x_ref, o_ref):
-        o_ref[...] = jt.reduce(x_ref[...], 1, jt.add)
-
-    with pytest.raises(jt.errors.UnsupportedOnBackend, match="strided layout"):
-        targets.mosaic_gpu(
-            body, targets.spec((64,)), targets.spec((64, 128)), lane=True
-        )
