@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 _DUMP = Path(tempfile.mkdtemp(prefix="tpu_schedule_"))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -137,7 +138,7 @@ def _in_body(op, axis, reducer, shape, leaves=1, **params):
 
 def against_kernels(chips):
     """Ours beside what a kernel costs at least; all are kernels of one block."""
-    fixed = dict(policy="fixed_tree")
+    fixed: Any = dict(policy="fixed_tree")
     add, pair = (block(*WIDE),), (block(*WIDE),) * 2
     native = "`jnp.sum` in a kernel"
     double = kernel(_double, block(*WIDE)), add, "`x * 2` in a kernel"

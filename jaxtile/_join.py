@@ -133,7 +133,7 @@ def placed(op: str, value: Any, joined: tuple[Dim, ...] | None) -> Any:
 def _broadcast_shape(op: str, arrays: Sequence[Any]) -> tuple[int, ...]:
     shapes = [np.shape(v) for v in arrays]
     try:
-        return np.broadcast_shapes(*shapes)
+        return jnp.broadcast_shapes(*shapes)  # symbolic sizes too
     except ValueError:
         raise TileShapeError(
             message(

@@ -269,7 +269,7 @@ def _coefficient(value: Any, other: Any) -> Any:
     if is_tile(value):
         return value
     array = jnp.asarray(value)
-    kind = jnp.result_type(getattr(other, "dtype", other))
+    kind = getattr(other, "dtype", None) or jnp.result_type(other)
     sums = formats.accumulator(jax.dtypes.canonicalize_dtype(kind))
     if bool in (array.dtype, sums) or not _is_weak(value):
         return array
