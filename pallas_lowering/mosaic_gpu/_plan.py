@@ -120,6 +120,8 @@ def scan_rows(outer: int, n: int, vector: int, leaves: int) -> Rows:
     warps = 1 if tiles <= 2 else min(_MOST_WARPS_OF_ROW, max(4, power_of_two(tiles)))
     if outer * warps >= _ENOUGH_WARPS and tiles > _MOST_WARPS_OF_ROW:
         warps //= 2
+    if outer * warps < _FEW_WARPS:
+        warps = min(warps, 4)  # many small CTAs fill the last wave better
     steps = -(-n // (tile * warps))
     chunk = tile * warps * power_of_two(steps)
     if outer * warps < _FEW_WARPS and steps > 2:
