@@ -156,8 +156,8 @@ def against_kernels(chips):
         ("scan affine", 0, _ours("scan", 0, jt.affine), pair) + (double, 4.0),
     ]
     bodies = [
-        _in_body("reduce", 0, jt.add, WIDE, **fixed),
-        _in_body("reduce", 1, jt.add, TALL, **fixed),
+        _in_body("reduce", 0, jt.add, WIDE, policy="fixed_tree"),
+        _in_body("reduce", 1, jt.add, TALL, policy="fixed_tree"),
         _in_body("scan", 0, jt.add, WIDE),
         _in_body("scan", 0, jt.affine, WIDE, 2),
     ]

@@ -177,7 +177,10 @@ def test_libtpu_compiles_every_form(shape, axis, policy):
         return moments, sums
 
     compiled = targets.compile_array_for_tpu(call, targets.spec(shape, dtype))
-    assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 2
+    # A long lone fibre is reduced in parts of 128: parts, their states, and tails.
+    kernels = 6 if len(shape) == 1 and policy != "fold_left" else 2
+    found = compiled.as_text().count('custom_call_target="tpu_custom_call"')
+    assert found == kernels
 
 
 def _runs(call, shape):
