@@ -153,8 +153,9 @@ def fill_readme() -> None:
     path = ROOT / "README.md"
     text = path.read_text()
     blocks = {"support": support_block()}
-    if (RESULTS / "cpu.md").is_file():
-        blocks["benchmarks"] = (RESULTS / "cpu.md").read_text()
+    for block, name in (("benchmarks", "cpu.md"), ("gpu benchmarks", "gpu.md")):
+        if (RESULTS / name).is_file():
+            blocks[block] = (RESULTS / name).read_text()
     for name, block in blocks.items():
         before, _, after = marked(text, name)
         text = before + block + after

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr
 
-from jaxtile.pallas_lowering import NAMES
+from jaxtile.pallas_lowering import NAMES, _registry
 from jaxtile.primitives import _scalar
 from jaxtile.primitives._define import REFERENCES
 
@@ -116,3 +116,30 @@ _MOVES = (_scalar.SELECTIONS - {"max", "min", "and", "or", "xor"}) | {
     "convert_element_type",
     "bitcast_convert_type",
 }
+
+
+_KERNELS = frozenset(("pallas_call", "core_map", "mpmd_map"))
+
+
+def launches(found: Found, backend: str) -> int:
+    """How many kernels a backend's whole-array call is."""
+    whole = _registry.BACKENDS[backend].wholes[found.eqn.primitive]
+    params = {k: v for k, v in found.eqn.params.items() if k != "implementation"}
+    shapes = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in found.eqn.invars
+    ]
+    return _kernels(jax.make_jaxpr(lambda *x: whole.run(*x, **params))(*shapes).jaxpr)
+
+
+def _kernels(jaxpr) -> int:
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _KERNELS:
+            total += 1
+            continue
+        for inner in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns")
+        ):
+            inner = getattr(inner, "jaxpr", inner)
+            total += _kernels(inner) if hasattr(inner, "eqns") else 0
+    return total

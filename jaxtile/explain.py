@@ -146,6 +146,7 @@ class Entry:
         times: how often it runs, at least.
         bytes: moved to and from memory, at least, in all runs.
         flops: scalar operations, at least, in all runs.
+        launches: how many kernels one run is; None for what is no kernel of its own.
     """
 
     op: str
@@ -156,11 +157,13 @@ class Entry:
     times: int
     bytes: int
     flops: int
+    launches: int | None = None
 
     def __str__(self) -> str:
+        count = f" ({self.launches} kernels each)" if self.launches else ""
         head = (
             f"{self.op}({', '.join(self.operands)})  {self.place}\n"
-            f"  runs as {self.implementation}, {self.times} x; at least "
+            f"  runs as {self.implementation}, {self.times} x{count}; at least "
             f"{self.bytes} bytes, {self.flops} flops"
         )
         return "\n".join([head, *(f"  not {k}: {v}" for k, v in self.refusals.items())])
@@ -257,6 +260,7 @@ def _entry(found: _found.Found, platform: str) -> Entry:
         chosen, refusals = _in_kernel(found)
     else:
         chosen, refusals = _on_arrays(found, platform)
+    own = not in_kernel and chosen in NAMES
     avals = [v.aval for v in found.eqn.invars]
     return Entry(
         op=found.op,
@@ -267,6 +271,7 @@ def _entry(found: _found.Found, platform: str) -> Entry:
         times=found.times,
         bytes=_found.bytes_moved(found),
         flops=_found.scalar_ops(found),
+        launches=_found.launches(found, chosen) if own else None,
     )
 
 

@@ -255,3 +255,17 @@ def test_interpret_mode_maps_and_bitcasts():
 
     got = _kernel(body, targets.spec((64,), "uint32"), interpret=True)(x)
     np.testing.assert_array_equal(got.view(np.float32), x * x + np.float32(1))
+
+
+def test_explain_counts_the_kernels_of_a_call():
+    def launches(shape):
+        report = jt.explain(lambda v: jt.scan(v, 0, jt.add), platform="cuda")
+        (entry,) = report(targets.spec(shape))
+        assert entry.implementation == "mosaic_gpu"
+        return entry.launches
+
+    assert launches((64, 65536)) == 1
+    # Totals of chunks, their prefixes, then the chunks.
+    assert launches((2**22,)) >= 3
+    (entry,) = jt.explain(lambda v: jt.scan(v, 0, jt.add), platform="cpu")(X)
+    assert entry.launches is None

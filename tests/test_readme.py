@@ -10,7 +10,7 @@ import jaxtile as jt
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-RESULTS = ROOT / "benchmarks" / "results" / "cpu.md"
+RESULTS = ROOT / "benchmarks" / "results"
 REFILL = "run `python benchmarks/cpu_reduce_scan.py --readme`"
 
 
@@ -28,9 +28,12 @@ def test_support_table_is_current(report):
     assert shown.strip() == jt.support_table().strip(), REFILL
 
 
-def test_benchmark_table_is_the_committed_one(report):
-    _, shown, _ = report.marked(README.read_text(), "benchmarks")
-    assert shown == RESULTS.read_text(), REFILL
+@pytest.mark.parametrize(
+    ("block", "name"), [("benchmarks", "cpu.md"), ("gpu benchmarks", "gpu.md")]
+)
+def test_benchmark_tables_are_the_committed_ones(report, block, name):
+    _, shown, _ = report.marked(README.read_text(), block)
+    assert shown == (RESULTS / name).read_text(), REFILL
 
 
 def test_links_of_the_documents_exist():

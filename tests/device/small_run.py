@@ -1,7 +1,7 @@
 """One small launch of each GPU kernel, for a memory checker.
 
-    compute-sanitizer --tool memcheck python tests/device/small_run.py
-    compute-sanitizer --tool racecheck python tests/device/small_run.py
+compute-sanitizer --tool memcheck python tests/device/small_run.py
+compute-sanitizer --tool racecheck python tests/device/small_run.py
 """
 
 import jax
