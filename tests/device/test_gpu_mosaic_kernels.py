@@ -34,7 +34,7 @@ def _layout(name, shape):
         "none": lambda: None,
         "wgmma": lambda: plgpu.Layout.WGMMA,
         "strided": lambda: plgpu.Layout.WG_STRIDED(shape, vec_size=1),
-        "row of warp": lambda: _layouts.public(_layouts._ROW_OF_WARP),
+        "row of warp": lambda: _layouts.public(_layouts.ROW_OF_WARP),
         "row of thread": lambda: _layouts.public(_layouts.spread(shape, [0])),
     }[name]()
 
