@@ -12,7 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtile.pallas_lowering.mosaic_gpu._lanes import known_layout
 
 # A warp owns each of four rows, its lanes four neighbouring columns each.
-_ROW_OF_WARP = fa.TiledLayout(fa.Tiling(((4, 128), (4,))), (-3,), (-2,), -1)
+ROW_OF_WARP = fa.TiledLayout(fa.Tiling(((4, 128), (4,))), (-3,), (-2,), -1)
 # Registers of one operand in a thread; more are spilled.
 MOST_EACH = 512
 # Where each thread shall have whole fibres, beyond this shared memory serves better.
@@ -79,6 +79,14 @@ def _each(layout, shape) -> int:
     return math.prod(layout.registers_shape(tuple(shape))) * layout.vector_length
 
 
+def _of_rank(layout: fa.TiledLayout, rank: int) -> fa.TiledLayout:
+    """The layout with a tile of full rank: jax 0.10 infers no others past comparisons."""
+    first, *rest = layout.tiling.tiles
+    tiling = fa.Tiling(((1,) * (rank - len(first)) + first, *rest))
+    parts = layout.warp_dims, layout.lane_dims, layout.vector_dim
+    return fa.TiledLayout(tiling, *parts)
+
+
 def default(shape: Sequence[int], axes: Sequence[int], fold: bool) -> Any:
     """A layout for a value that has none yet, or None where it would not fit registers.
 
@@ -88,16 +96,17 @@ def default(shape: Sequence[int], axes: Sequence[int], fold: bool) -> Any:
         fold: strictly, so that whole fibres in threads are best.
     """
     rank, size = len(shape), math.prod(shape)
-    if fold:
+    # Whole rows in threads would read memory far apart, which plain loads refuse.
+    if fold and axes and rank - 1 not in axes and shape[-1] % 32 == 0:
         own = spread(shape, [a for a in range(rank) if a not in axes])
         if _each(own, shape) <= _MOST_FIBRE:
             return own
-    if not fold and 0 < len(axes) < rank:
+    if 0 < len(axes) < rank:
         rows, columns = shape[-2:]
         if rows % 4 == 0 and columns % 128 == 0:
-            return _ROW_OF_WARP
+            return _of_rank(ROW_OF_WARP, rank)
         if rows % 64 == 0 and columns % 8 == 0:
-            return fa.WGMMA_LAYOUT
+            return _of_rank(fa.WGMMA_LAYOUT, rank)
     if size % 128 == 0 and not 0 < len(axes) < rank:
         return _strided(shape)
     found = spread(shape, range(rank))

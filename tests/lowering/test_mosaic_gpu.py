@@ -140,6 +140,40 @@ def test_calls_lower_in_lane_semantics(op, policy):
     targets.mosaic_gpu(call.body, call.outs(), *inputs, lane=True)
 
 
+@pytest.mark.parametrize("policy", ["fixed_tree", "fold_left"])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("op", ["reduce", "scan"])
+@pytest.mark.parametrize("shape", [(64, 128), (128, 32)])
+def test_blocks_that_are_read_from_shared_memory(shape, op, axis, policy):
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    def body(x_ref, o_ref, block_ref, barrier_ref):
+        plgpu.copy_gmem_to_smem(x_ref, block_ref, barrier_ref)
+        plgpu.barrier_wait(barrier_ref)
+        call = jt.reduce if op == "reduce" else jt.scan
+        y = call(block_ref[...], axis, jt.add, policy=policy)
+        targets.store_tiled(o_ref, y)
+
+    out = shape if op == "scan" else (shape[1 - axis],)
+    scratch = [plgpu.SMEM(shape, jnp.float32), plgpu.Barrier()]
+    targets.mosaic_gpu(
+        body, targets.spec(out), targets.spec(shape), scratch_types=scratch
+    )
+
+
+@pytest.mark.parametrize("policy", ["fixed_tree", "fold_left"])
+@pytest.mark.parametrize("size", [128, 1024])
+def test_vectors_that_are_read_from_global_memory(size, policy):
+    def body(x_ref, total_ref, o_ref):
+        x = x_ref[...]
+        total = jt.reduce(x, None, jt.add, policy=policy)
+        total_ref[...] = jnp.broadcast_to(total, total_ref.shape)
+        o_ref[...] = jt.scan(x, 0, jt.add, policy=policy)
+
+    x = targets.spec((size,))
+    targets.mosaic_gpu(body, (targets.spec((128,)), x), x)
+
+
 def test_bool_leaves():
     def body(x_ref, o_ref):
         x = targets.load_tiled(x_ref)

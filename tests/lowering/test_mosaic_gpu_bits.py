@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     targets.LINE < (0, 11), reason="this jax prints no module of a kernel"
 )
 WGMMA = plgpu.Layout.WGMMA
-ROW = _layouts.public(_layouts._ROW_OF_WARP)
+ROW = _layouts.public(_layouts.ROW_OF_WARP)
 
 
 def _strided(*shape):
