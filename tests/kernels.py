@@ -86,7 +86,10 @@ class Call:
         """Element leaves, seed leaves, and a mask of 32-bit integers."""
         found = [data(self.shape, self.dtype)]
         if self.name == "affine":
-            found = [np.tanh(found[0]), data(self.shape, self.dtype, 1)]
+            # Products that stay normal numbers: XLA's CPU flushes the others to zero.
+            factor = np.where(found[0] < 0, -0.5, 0.5) + 0.5 * np.tanh(found[0])
+            factor = factor.astype(found[0].dtype)
+            found = [factor, data(self.shape, self.dtype, 1)]
         if self.name == "farthest":
             found.append(data(self.shape, "int32", 1))
         if self.seeded:

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.experimental.mosaic.gpu import fragmented_array as fa
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
 
 from jaxtile.pallas_lowering.mosaic_gpu._lanes import known_layout
 
@@ -34,7 +35,8 @@ def of_value(ctx: Any, value: Any) -> Any:
     if ctx.module_ctx.lowering_semantics == plgpu.LoweringSemantics.Lane:
         found = getattr(value, "layout", None)
     else:
-        found = known_layout(value)
+        # A literal is no value of the module yet.
+        found = known_layout(value) if isinstance(value, ir.Value) else None
     known = isinstance(found, fa.WGStridedFragLayout | fa.TiledLayout)
     return found if known else None
 

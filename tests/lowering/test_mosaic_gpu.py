@@ -174,6 +174,22 @@ def test_vectors_that_are_read_from_global_memory(size, policy):
     targets.mosaic_gpu(body, (targets.spec((128,)), x), x)
 
 
+@pytest.mark.parametrize("lane", [True, False], ids=["lane", "warpgroup"])
+def test_literals_and_values_that_are_the_same_everywhere(lane):
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    def body(x_ref, o_ref):
+        x = targets.load_tiled(x_ref, plgpu.Layout.WG_STRIDED(x_ref.shape, vec_size=1))
+        two, all_of_them = jnp.full(x.shape, 2.0), jnp.full(x.shape, True)
+        seed = jnp.float32(1), jnp.float32(3)
+        params = {"where": all_of_them, "policy": "fold_left"}
+        total = jt.reduce((two, x), (0, 1), jt.affine, init=seed, **params)
+        o_ref[...] = jnp.broadcast_to(total, o_ref.shape)
+
+    out, x = targets.spec((128,)), targets.spec((16, 64))
+    targets.mosaic_gpu(body, out, x, lane=lane)
+
+
 def test_bool_leaves():
     def body(x_ref, o_ref):
         x = targets.load_tiled(x_ref)

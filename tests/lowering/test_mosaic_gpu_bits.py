@@ -156,6 +156,26 @@ def test_logaddexp_is_close(call):
     call.check(_simulate(call), exact=False)
 
 
+@pytest.mark.parametrize("policy", ["fixed_tree", "fold_left"])
+@pytest.mark.parametrize("op", ["reduce", "scan"])
+def test_leaves_in_different_layouts(op, policy):
+    call = Call(op, "farthest", (16, 64), 1, policy, _strided(16, 64))
+    x, index = call.operands()
+
+    def body(x_ref, index_ref, *outs):
+        wider = plgpu.Layout.WG_STRIDED((16, 64), vec_size=4)
+        values = [
+            targets.load_tiled(x_ref, call.layout),
+            targets.load_tiled(index_ref, wider),
+        ]
+        for value, ref in zip(call(*values), outs, strict=True):
+            targets.store_tiled(ref, value)
+
+    inputs = [targets.spec(v.shape, v.dtype) for v in (x, index)]
+    text = targets.mosaic_gpu(body, call.outs(), *inputs, lane=True)
+    call.check(simt.Machine(simt.module_of(text)).run([x, index], call.outs()))
+
+
 _STAGED = _reduce(
     "add", (256, 32), 1, "fold_left", plgpu.Layout.WG_STRIDED((256, 32), 1)
 )
