@@ -142,6 +142,8 @@ class Values:
             return _numbers(number, dtype_of(kind.element_type), shape)
         return _numbers(attribute.value, dtype_of(kind), (self.threads,))
 
+    op_llvm_mlir_constant = op_arith_constant
+
     def op_vector_extract(self, op, value, *dynamic):
         (position,) = [int(i) for i in op.attributes["static_position"]]
         return value[:, position]

@@ -2,7 +2,8 @@
 
 A logical axis of a fragmented array is a mixed-radix number. Each digit lies in a
 thread's registers (and their vectors), in the 32 lanes of a warp, or in the 4 warps of a
-warpgroup.
+warpgroup. What crosses warps goes through shared memory of this warpgroup's own: plgpu's
+reductions use one scratch for all warpgroups, which race.
 """
 
 from __future__ import annotations
@@ -19,9 +20,6 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, memref, vector
 
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
-
-# Where the data of a warpgroup may begin: what its widest access needs.
-ALIGNED = 16
 
 
 class Digit(NamedTuple):

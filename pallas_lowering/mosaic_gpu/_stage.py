@@ -21,18 +21,17 @@ from jaxlib.mlir.dialects import arith
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._lanes import Form, Thread
 from jaxtile.pallas_lowering.mosaic_gpu._launch import Program
-from jaxtile.pallas_lowering.mosaic_gpu._region import constant, type_of
+from jaxtile.pallas_lowering.mosaic_gpu._region import constant
 from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra
 
 _THREADS = 128
 _ALIGNED = 16
-# Shared memory of a warpgroup: alone in its CTA, or perhaps one of eight. Trees are
-# staged in odd cases only, and so get by with less.
+# Shared memory of a warpgroup: alone in its CTA, or perhaps one of eight. A single fibre
+# may have more; trees are staged in odd cases only, and get by with less.
 _ALONE, _SEVERAL = 32 * 1024, 8 * 1024
+_FIBRE_ALONE, _FIBRE_OF_SEVERAL = 128 * 1024, 24 * 1024
 _LESS_FOR_TREES = 4
-# A single fibre may have this many times as much.
-_WHOLE_FIBRE = 4
 
 
 class Shared(th.Buffer):
@@ -45,11 +44,8 @@ class Shared(th.Buffer):
     """
 
     def __init__(self, memory: ir.Value, offset: int, dtype: np.dtype):
-        self.dtype = np.dtype(dtype)
         base, byte = utils.memref_ptr(memory), ir.IntegerType.get_signless(8)
-        self.base = utils.getelementptr(base, [offset], byte)
-        stored = np.int8 if self.dtype == bool else self.dtype
-        self.kind, self.bytes = type_of(stored), self.dtype.itemsize
+        self._begin(utils.getelementptr(base, [offset], byte), dtype)
 
 
 @dataclass(frozen=True)
@@ -151,7 +147,8 @@ def plan(length: int, fibres: int, dtypes: Sequence, fold: bool, several: bool):
     while each > 1 and stage(each).bytes > room:
         each -= max(1, each // 16)
     found = stage(each)
-    return found if found.bytes <= most * _WHOLE_FIBRE else None
+    limit = _FIBRE_OF_SEVERAL if several else _FIBRE_ALONE
+    return found if found.bytes <= limit else None
 
 
 class Placed:

@@ -89,9 +89,12 @@ class Buffer:
     """
 
     def __init__(self, ref: ir.Value, dtype: Any):
-        self.dtype = np.dtype(dtype)
         # The global address space makes plain global loads of generic ones.
-        self.base = llvm.addrspacecast(llvm.PointerType.get(1), utils.memref_ptr(ref))
+        base = llvm.addrspacecast(llvm.PointerType.get(1), utils.memref_ptr(ref))
+        self._begin(base, dtype)
+
+    def _begin(self, base: ir.Value, dtype: Any) -> None:
+        self.base, self.dtype = base, np.dtype(dtype)
         stored = np.int8 if self.dtype == bool else self.dtype
         self.kind, self.bytes = type_of(stored), self.dtype.itemsize
 

@@ -264,7 +264,7 @@ def test_stages_overlap_nowhere_and_stay_small(length, fibres, several):
 
     dtypes = ([np.float32, bool], [np.float32], [np.int32, np.int32], [np.float32])
     stage = _stage.plan(length, fibres, dtypes, True, several)
-    assert stage.bytes <= (32 if several else 128) * 1024
+    assert stage.bytes <= (24 if several else 128) * 1024
     assert stage.each == 1 or stage.bytes <= (8 if several else 32) * 1024
     (places, seeds, shown, totals), end = stage.offsets
     area = length * stage.pitch
