@@ -1,5 +1,6 @@
 """Calls of reduce and scan inside Mosaic GPU kernels: to lower, to simulate, to run."""
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -192,3 +193,49 @@ class Call:
         parts += ["mask"] * self.masked + ["seed"] * self.seeded
         parts += [f"{k}={v}" for k, v in self.options.items()]
         return " ".join(parts)
+
+
+class Carried:
+    """A recurrence over two blocks: the first one's last state seeds the second.
+
+    Args:
+        policy: the order.
+        layout: of the blocks, or None.
+    """
+
+    shape = (64, 16)
+
+    def __init__(self, policy, layout=None):
+        self.policy, self.layout = policy, layout
+        self.out = targets.spec((2, *self.shape))
+
+    def operands(self):
+        blocks = [
+            Call("scan", "affine", self.shape, 1, self.policy).operands()
+            for _ in range(2)
+        ]
+        return [np.stack([a, b[::-1]]) for a, b in zip(*blocks, strict=True)]
+
+    def __call__(self, first, second):
+        scan = functools.partial(
+            jt.scan, axis=1, reducer=jt.affine, policy=self.policy, return_final=True
+        )
+        before, state = scan(first)
+        after, _ = scan(second, init=state)
+        return before, after
+
+    def body(self, a_ref, b_ref, o_ref):
+        blocks = [
+            tuple(targets.load_tiled(r.at[k], self.layout) for r in (a_ref, b_ref))
+            for k in (0, 1)
+        ]
+        for k, value in enumerate(self(*blocks)):
+            targets.store_tiled(o_ref.at[k], value)
+
+    def check(self, got):
+        """Compare with the CPU, to the bit."""
+        with jax.default_device(jax.devices("cpu")[0]):
+            run = jax.jit(lambda a, b: jnp.stack(self((a[0], b[0]), (a[1], b[1]))))
+            want = np.asarray(run(*self.operands()))
+        wrong = got.view(np.uint32) != want.view(np.uint32)
+        assert not wrong.any(), f"{wrong.sum()} of {wrong.size} differ"

@@ -9,7 +9,7 @@ import pytest
 
 import jaxtile as jt
 import targets
-from kernels import Call
+from kernels import Call, Carried
 
 pytestmark = pytest.mark.gpu
 
@@ -83,6 +83,14 @@ def test_scan_has_the_bits_of_the_cpu(name, axis, policy):
 )
 def test_masks_seeds_directions_and_shapes(call):
     _exact(call)
+
+
+@pytest.mark.parametrize("policy", ["fixed_tree", "fold_left"])
+def test_a_state_is_carried_from_block_to_block(policy):
+    carried = Carried(policy)
+    kernel = targets.mosaic_gpu_kernel(carried.body, carried.out)
+    with jax.default_device(jax.devices("gpu")[0]):
+        carried.check(np.asarray(jax.jit(kernel)(*carried.operands())))
 
 
 @pytest.mark.parametrize("name", ["wgmma", "strided", "row of warp", "row of thread"])

@@ -10,17 +10,19 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import simt
 import targets
 from jaxtile.pallas_lowering.mosaic_gpu import _layouts
-from kernels import Call
+from kernels import Call, Carried
 
-pytestmark = pytest.mark.skipif(
-    targets.LINE < (0, 11), reason="this jax prints no module of a kernel"
-)
 WGMMA = plgpu.Layout.WGMMA
 ROW = _layouts.public(_layouts.ROW_OF_WARP)
 
 
 def _strided(*shape):
     return plgpu.Layout.WG_STRIDED(shape, vec_size=1)
+
+
+def _picked(shape, *axes):
+    """What the rule picks for a tree."""
+    return _layouts.public(_layouts.default(shape, axes, False))
 
 
 def _thread_row(shape):
@@ -34,7 +36,13 @@ def _simulate(call, groups=1):
         kwargs = {"num_threads": groups, "thread_name": "wg"}
     inputs = [targets.spec(v.shape, v.dtype) for v in call.operands()]
     text = targets.mosaic_gpu(body, call.outs(), *inputs, lane=True, **kwargs)
-    return simt.Machine(simt.module_of(text)).run(call.operands(), call.outs())
+    return _run(text, call.operands(), call.outs())
+
+
+def _run(text, operands, outs):
+    if not text:
+        pytest.skip("this jax prints no module of a kernel")
+    return simt.Machine(simt.module_of(text)).run(operands, outs)
 
 
 _reduce = functools.partial(Call, "reduce")
@@ -60,6 +68,11 @@ REDUCTIONS = [
     _reduce("argmax", (64, 6), 1, "fixed_tree", _strided(64, 6), masked=True),
     _reduce("add", (12, 128), (0, 1), "fixed_tree", ROW, seeded=True),
     _reduce("add", (3, 64, 8), (0, 1, 2), "fixed_tree", WGMMA),
+    # Shapes that no power of two divides.
+    _reduce("welford", (6, 100), 1, "fixed_tree", _picked((6, 100), 1), masked=True),
+    _reduce(
+        "farthest", (2, 3, 4, 5), (1, 3), "fixed_tree", _picked((2, 3, 4, 5), 1, 3)
+    ),
     # Formats.
     _reduce("add", (64, 16), 1, "fold_left", WGMMA, dtype="bfloat16", masked=True),
     _reduce("multiply", (64, 16), 1, "fixed_tree", WGMMA, dtype="int8"),
@@ -121,6 +134,9 @@ SCANS = [
         seeded=True,
         options={"exclusive": True, **_SUFFIX},
     ),
+    # Shapes that no power of two divides.
+    _scan("affine", (3, 5), 0, "fold_left", _picked((3, 5), 0), options=_FINAL),
+    _scan("add", (33,), 0, "fixed_tree", _picked((33,), 0), masked=True),
     # Through shared memory.
     _scan("affine", (64, 16), 1, "fold_left", WGMMA, options={**_FINAL, **_REVERSE}),
     _scan("welford", (64, 16), 0, "fold_right", WGMMA, options=_SUFFIX),
@@ -173,7 +189,16 @@ def test_leaves_in_different_layouts(op, policy):
 
     inputs = [targets.spec(v.shape, v.dtype) for v in (x, index)]
     text = targets.mosaic_gpu(body, call.outs(), *inputs, lane=True)
-    call.check(simt.Machine(simt.module_of(text)).run([x, index], call.outs()))
+    call.check(_run(text, [x, index], call.outs()))
+
+
+@pytest.mark.parametrize("policy", ["fixed_tree", "fold_left"])
+def test_a_state_is_carried_from_block_to_block(policy):
+    carried = Carried(policy, WGMMA)
+    inputs = [targets.spec(v.shape, v.dtype) for v in carried.operands()]
+    text = targets.mosaic_gpu(carried.body, carried.out, *inputs, lane=True)
+    (got,) = _run(text, carried.operands(), [carried.out])
+    carried.check(got)
 
 
 _STAGED = _reduce(
