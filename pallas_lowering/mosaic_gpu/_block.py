@@ -69,11 +69,8 @@ class Sizes:
         self.length = math.prod([self.shape[a] for a in axes])
         placed = [*elements, *(() if mask is None else (mask,))]
         self.placed, self.seeds = len(placed), len(init or ())
-        self.shown, self.totals, self.fold = (
-            tuple(shown),
-            tuple(totals),
-            is_fold(policy),
-        )
+        self.shown, self.totals = tuple(shown), tuple(totals)
+        self.fold = is_fold(policy)
         self._dtypes = (
             [v.dtype for v in placed],
             [v.dtype for v in init or ()],
@@ -128,10 +125,11 @@ class Block:
                 )
         self.main = Form(main, shape)
         self.out = self._of_fibres(found[sizes.placed :])
-        wanted = [self.main] * sizes.placed + [self.out] * sizes.seeds
+        self._digits = self.main.digits(axes) if shape else []
+        self._wanted = [self.main] * sizes.placed + [self.out] * sizes.seeds
         self.forms = [
             w if f is None else Form(f, w.shape)
-            for f, w in zip(found, wanted, strict=True)
+            for f, w in zip(found, self._wanted, strict=True)
         ]
 
     def _of_fibres(self, seeds):
@@ -152,9 +150,8 @@ class Block:
     @property
     def in_registers(self) -> bool:
         """Whether the digits of the layout give the policy's order."""
-        wanted = [self.main] * self.sizes.placed + [self.out] * self.sizes.seeds
-        order = self.main.digits(self.sizes.axes) if self.sizes.shape else []
-        if order is None or self.forms != wanted:
+        order = self._digits
+        if order is None or self.forms != self._wanted:
             return False
         if self.sizes.fold:
             return dg.in_thread(order)
@@ -163,7 +160,7 @@ class Block:
     @property
     def order(self) -> list:
         """The digits of the axes, minor to major."""
-        return (self.main.digits(self.sizes.axes) if self.sizes.shape else []) or []
+        return self._digits or []
 
     def places(self, arrays: Sequence[np.ndarray], masked: bool) -> np.ndarray:
         """`[leaves, exists]` of each of a thread's elements."""
@@ -198,6 +195,12 @@ class Block:
         Args:
             registers: `(thread, arrays) -> [scalars]` where the digits suffice.
             walk: `(stage, program, fibre)`, one fibre's walk where they do not.
+
+        Returns:
+            The function of the operands, in the rule's order.
+
+        Raises:
+            UnsupportedOnBackend: neither is possible.
         """
         sizes = self.sizes
         stage = None if self.in_registers else sizes.stage(self.several)

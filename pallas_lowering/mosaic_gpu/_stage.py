@@ -207,6 +207,7 @@ def run(
     def once(first, held):
         # What an earlier op left there may be read still.
         utils.warpgroup_barrier()
+        # Threads of a layout that repeats elements write the same bytes.
         for buffer, (placed, scalars) in zip(program.inputs, brings, strict=True):
             spots = placed.local(stage, first)
             for value, (offset, inside) in zip(scalars.flat, spots, strict=True):

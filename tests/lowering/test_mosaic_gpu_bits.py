@@ -207,7 +207,13 @@ _STAGED = _reduce(
 _CROSSING = _reduce("add", (64, 16), 0, "fixed_tree", WGMMA)
 
 
-@pytest.mark.parametrize("call", [_STAGED, _CROSSING], ids=str)
+_SCANS = [
+    _scan("affine", (64, 16), 0, "fixed_tree", WGMMA, options=_FINAL),
+    _scan("affine", (64, 64), 1, "fold_right", WGMMA, options=_SUFFIX),
+]
+
+
+@pytest.mark.parametrize("call", [_STAGED, _CROSSING, *_SCANS], ids=str)
 def test_two_warpgroups_share_no_scratch(call):
     # Both compute the same and store it: the machine refuses a word that both touch.
     call.check(_simulate(call, groups=2))
