@@ -2,6 +2,8 @@
 
 import contextlib
 
+import jax
+
 from jaxtile import pallas_lowering, primitives
 from jaxtile.pallas_lowering import _registry, load_all
 from jaxtile.primitives._define import PLATFORM, REFERENCES
@@ -24,6 +26,7 @@ class Kernels:
 
     def __init__(self, monkeypatch):
         load_all()
+        jax.clear_caches()  # what an earlier fake of the same call left compiled
         self.ran, self.given, self.platform, self._patch = [], set(), "", monkeypatch
         for backend in _registry.BACKENDS.values():
             monkeypatch.setattr(backend, "wholes", {})
