@@ -26,11 +26,16 @@ def _sum(x, axes):
 
 def _add(x, axes):
     total = _sum(x, axes)
-    floating = jnp.issubdtype(x.dtype, jnp.floating)
-    if floating and x.size >= 1024 and PLATFORM.get() == "cpu":
+    if _split_on_cpu(x):
         fix = functools.partial(_signed_zero, axes=axes)
         return lax.cond(jnp.any(total == 0), fix, lambda x, t: t, x, total)
     return total
+
+
+def _split_on_cpu(x) -> bool:
+    """Whether XLA may reduce these floats in parts, by kernels of its own."""
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    return floating and x.size >= 1024 and PLATFORM.get() == "cpu"
 
 
 def _signed_zero(x, total, axes):
@@ -44,6 +49,20 @@ def _mul(x, axes):
     return lax.reduce(x, np.asarray(1, x.dtype), lax.mul, axes)
 
 
+def _keys(x, sign):
+    """Integers in the order of the floats: -0.0 below +0.0, any NaN the extreme."""
+    word = np.dtype(f"int{x.dtype.itemsize * 8}")
+    info = np.iinfo(word)
+    top = jnp.asarray(info.max if sign > 0 else info.min, word)
+    return jnp.where(x != x, top, _turned(lax.bitcast_convert_type(x, word)))
+
+
+def _turned(words):
+    """Negative numbers' magnitudes, which grow against their order; its own inverse."""
+    most = jnp.asarray(np.iinfo(words.dtype).max, words.dtype)
+    return jnp.where(words < 0, words ^ most, words)
+
+
 def _extreme(op, sign):
     def run(x, axes):
         if jnp.issubdtype(x.dtype, jnp.floating):
@@ -53,9 +72,20 @@ def _extreme(op, sign):
         else:
             info = jnp.iinfo(x.dtype)
             worst = info.min if sign > 0 else info.max
-        return lax.reduce(x, np.asarray(worst, x.dtype), op, axes)
+        found = lax.reduce(x, np.asarray(worst, x.dtype), op, axes)
+        if not _split_on_cpu(x):
+            return found
+        # XLA's maximum of the parts loses some NaNs, and orders no zeros.
+        doubtful = jnp.any(jnp.isnan(_sum(x, axes)) | (found == 0))
+        exact = functools.partial(_exactly, run, sign, axes)
+        return lax.cond(doubtful, exact, lambda _, found: found, x, found)
 
     return run
+
+
+def _exactly(reduce, sign, axes, x, _):
+    found = _turned(reduce(_keys(x, sign), axes))
+    return lax.bitcast_convert_type(found, x.dtype)
 
 
 def _logaddexp(x, axes):

@@ -137,3 +137,27 @@ def test_a_row_has_the_same_bits_in_every_batch(policy, name):
     one = jax.jit(run)
     for i in (0, 17, 63):
         check(one(jax.tree.map(lambda v, i=i: v[i], x)), i)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("reducer", [jt.maximum, jt.minimum, jt.logaddexp], ids=str)
+def test_no_nan_is_lost_in_a_long_reduction(reducer, dtype, axis):
+    rng = np.random.default_rng(0)
+    fn = jax.jit(lambda x: jt.reduce(x, axis, reducer))
+    for fill in (0, np.inf, -np.inf):
+        for place in rng.integers(0, 4096, 4):
+            x = rng.standard_normal((2, 4096)).astype(jnp.dtype(dtype))
+            x[:, ::7] += jnp.dtype(dtype).type(fill)
+            x[0, place] = np.nan
+            found = np.isnan(np.asarray(fn(x if axis else x.T), np.float32))
+            assert found.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("n", [3, 700, 5000])
+@pytest.mark.parametrize(("reducer", "few"), [(jt.maximum, 0.0), (jt.minimum, -0.0)])
+def test_the_extreme_of_zeros_has_its_sign(reducer, few, n):
+    x = np.full((3, n), -few, np.float32)
+    x[0, n // 2] = x[1, -1] = few
+    found = np.asarray(jax.jit(lambda x: jt.reduce(x, 1, reducer))(x))
+    assert np.signbit(found).tolist() == np.signbit([few, few, -few]).tolist()
