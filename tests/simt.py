@@ -1,4 +1,4 @@
-"""A machine for lowered Mosaic GPU kernels: all threads of one CTA in step, in NumPy.
+"""A machine for lowered Mosaic GPU kernels: the threads of a CTA in step, in NumPy.
 
 It runs the module that a kernel in Lane semantics lowers to, so that values, shuffles
 and traffic through shared memory can be checked where there is no GPU. Every float op
@@ -14,43 +14,10 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
+from simt_memory import WARP, WARPGROUP, Ledger
 from simt_values import Values, choose, dtype_of, element, signed
 
 _SHARED, _ARENA = 1 << 40, 1 << 22
-_WARPGROUP, _WARP = 128, 32
-
-
-class _Shared:
-    """Who touched which byte of shared memory since the last barrier."""
-
-    def __init__(self, threads):
-        self.epoch = 0
-        self.wrote, self.read, self.writer, self.reader, self.owner = (
-            np.full(_ARENA, -1) for _ in range(5)
-        )
-        self.threads = np.arange(threads)
-
-    def touch(self, bytes_, who, changes):
-        """Threads touch their bytes; `changes` of them change them, or None: they read."""
-        who = np.broadcast_to(who[:, None], bytes_.shape)
-        group = who // _WARPGROUP
-        foreign = (self.owner[bytes_] >= 0) & (self.owner[bytes_] != group)
-        assert not foreign.any(), "race: two warpgroups share a byte"
-        self.owner[bytes_] = group
-        now = self.wrote[bytes_] == self.epoch
-        raced = now & (self.writer[bytes_] != who)
-        if changes is not None:
-            raced &= changes[:, None]
-        kind = "read" if changes is None else "write"
-        assert not raced.any(), f"race: {kind} after write"
-        was_read = self.read[bytes_] == self.epoch
-        other = was_read & (self.reader[bytes_] != who)
-        if changes is None:
-            self.reader[bytes_] = np.where(other, -2, who)
-            self.read[bytes_] = self.epoch
-            return
-        assert not (other & changes[:, None]).any(), "race: write after read"
-        self.wrote[bytes_], self.writer[bytes_] = self.epoch, who
 
 
 class Machine(Values):
@@ -70,16 +37,18 @@ class Machine(Values):
     def run(self, arrays, outs):
         """The kernel's results, for inputs and `ShapeDtypeStruct`s of the results."""
         self.arena = np.zeros(_ARENA, np.uint8)
-        self.shared = np.zeros(_ARENA, np.uint8)
+        self.inside, self.shared = np.zeros(_ARENA, bool), None
         table, end, spots = 64, 4096, []
         every = [np.ascontiguousarray(a) for a in arrays]
         every += [np.zeros(o.shape, o.dtype) for o in outs]
         for k, a in enumerate(every):
             raw = np.frombuffer(a.tobytes(), np.uint8)
             self.arena[end : end + raw.size] = raw
+            self.inside[end : end + raw.size] = True
             self.arena[table + 8 * k : table + 8 * k + 8] = np.frombuffer(
                 np.int64(end).tobytes(), np.uint8
             )
+            self.inside[table + 8 * k : table + 8 * k + 8] = True
             spots.append(end)
             end += -(-raw.size // 1024) * 1024
         self.threads, self.env = 1, {}
@@ -135,15 +104,20 @@ class Machine(Values):
     def op_gpu_launch(self, op, *args):
         body = op.regions[0].blocks[0]
         operands = [int(self.env[v][0]) for v in op.operands if str(v.type) == "index"]
-        self.grid, self.cta = operands[:3], operands[3:6]
-        assert self.grid == [1, 1, 1], "one CTA"
-        self.threads = int(np.prod(self.cta))
-        self.mask = np.ones(self.threads, bool)
-        self.races = _Shared(self.threads)
-        for argument in body.arguments:
-            self.set(argument, np.zeros(self.threads, np.int64))
-        self.block(body)
-        self.threads, self.mask = 1, np.ones(1, bool)
+        self.grid, threads = operands[:3], int(np.prod(operands[3:6]))
+        assert self.grid[1:] == [1, 1]
+        outside = dict(self.env)
+        for self.cta in range(self.grid[0]):
+            self.env = dict(outside)
+            self.threads = threads
+            self.mask = np.ones(threads, bool)
+            self.races = Ledger(threads)
+            # What nobody wrote is no zero.
+            self.shared = np.full(_ARENA, 0xFF, np.uint8)
+            for argument in body.arguments:
+                self.set(argument, np.zeros(threads, np.int64))
+            self.block(body)
+        self.threads, self.mask, self.env = 1, np.ones(1, bool), outside
         return [np.zeros(1, np.int64)] * len(op.results)
 
     @contextlib.contextmanager
@@ -195,44 +169,49 @@ class Machine(Values):
         return self._of_thread(op, np.full(self.threads, self.threads), 1)
 
     def op_gpu_block_id(self, op):
-        return np.zeros(self.threads, np.int64)
+        return self._of_thread(op, np.full(self.threads, self.cta), 0)
 
     def op_gpu_grid_dim(self, op):
-        return np.ones(self.threads, np.int64)
+        return self._of_thread(op, np.full(self.threads, self.grid[0]), 1)
 
     def op_nvvm_elect_sync(self, op, *args):
-        return np.arange(self.threads) % _WARP == 0
+        return np.arange(self.threads) % WARP == 0
 
     def op_nvvm_shfl_sync(self, op, members, value, where, clamp):
-        assert self.mask.reshape(-1, _WARP).all(axis=1).any()
-        lane = np.arange(self.threads) % _WARP
+        assert self.mask.reshape(-1, WARP).all(axis=1).any()
+        lane = np.arange(self.threads) % WARP
         kind, where = str(op.attributes["kind"]), signed(where).astype(np.int64)
         if "bfly" in kind:
             source = lane ^ where
         elif "idx" in kind:
-            source = where % _WARP
+            source = where % WARP
         else:
             source = lane + where * (1 if "down" in kind else -1)
-        source = np.where((source < 0) | (source >= _WARP), lane, source)
+        source = np.where((source < 0) | (source >= WARP), lane, source)
         base = np.arange(self.threads) - lane
         assert self.mask[(base + source)[self.mask]].all(), "a lane that is not there"
         return value[base + source]
 
     def op_gpu_barrier(self, op, *args):
-        self._barrier()
+        self._barrier(None)
         return []
 
-    def _barrier(self):
-        whole = self.mask.reshape(-1, _WARPGROUP)
-        assert (whole.all(axis=1) | ~whole.any(axis=1)).all(), (
+    def op_nvvm_bar_warp_sync(self, op, members):
+        self._barrier(WARP)
+        return []
+
+    def _barrier(self, size):
+        """Groups of a size meet, or the whole CTA."""
+        groups = self.mask.reshape(-1, size or self.threads)
+        assert (groups.all(axis=1) | ~groups.any(axis=1)).all(), (
             "a barrier not met by all"
         )
-        self.races.epoch += 1
+        self.races.barrier(self.mask, size)
 
     def op_llvm_inline_asm(self, op, *args):
         text = op.attributes["asm_string"].value
         if "bar.sync" in text:
-            self._barrier()
+            self._barrier(WARPGROUP)
         name = text.split()[0]
         if name == "div.rn.f32":
             return args[0] / args[1]
@@ -274,7 +253,10 @@ class Machine(Values):
             assert found.min() >= 0
             assert found.max() + size <= _ARENA
             assert (found % min(size, 16) == 0).all(), "not aligned"
-        return arena, found[:, None] + np.arange(size)
+        spots = found[:, None] + np.arange(size)
+        if arena is self.arena:
+            assert self.inside[spots].all(), "outside every array"
+        return arena, spots
 
     def _load(self, address, kind):
         n = int(np.prod(kind.shape)) if isinstance(kind, ir.VectorType) else 1
