@@ -1,18 +1,24 @@
 """Running a backend's own functions for our primitives in plain jax."""
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jaxtile.primitives._scalar import as_closed, inner_jaxpr
 
 
-def through(rules, fn, *args):
-    """The leaves of `fn(*args)` with each primitive in `rules` replaced by a function."""
+def through(rules, fn, *args, jit=True):
+    """The leaves of `fn(*args)` with each primitive in `rules` replaced by a function.
+
+    Without `jit` the functions get the arrays themselves.
+    """
 
     def run(*args):
         return _replay(rules, *as_closed(jax.make_jaxpr(fn)(*args)), args)
 
-    return jax.jit(run)(*args)
+    if jit:
+        return jax.jit(run)(*args)
+    return run(*map(jnp.asarray, args))
 
 
 def _replay(rules, jaxpr, consts, args):

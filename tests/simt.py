@@ -107,7 +107,8 @@ class Machine(Values):
         self.grid, threads = operands[:3], int(np.prod(operands[3:6]))
         assert self.grid[1:] == [1, 1]
         outside = dict(self.env)
-        for self.cta in range(self.grid[0]):
+        for cta in range(self.grid[0]):
+            self.cta = cta
             self.env = dict(outside)
             self.threads = threads
             self.mask = np.ones(threads, bool)

@@ -65,9 +65,19 @@ def _on_signed(op):
     return lambda *args: op(*map(signed, args))
 
 
-def _divide(a, b):
-    a, b = (v.astype(np.float64) for v in (a, b))
-    return np.trunc(a / b)
+def _quotient(a, b):
+    return (a - np.fmod(a, b)) // b
+
+
+def _defined(op):
+    """A division whose operands the hardware must not see is an error."""
+
+    def run(a, b):
+        assert (b != 0).all(), "a divisor of 0"
+        assert not ((a == np.iinfo(a.dtype).min) & (b == -1)).any(), "an overflow"
+        return op(a, b)
+
+    return run
 
 
 _ELEMENTWISE = {
@@ -83,7 +93,8 @@ _ELEMENTWISE = {
     "arith_muli": np.multiply,
     "arith_divui": lambda a, b: a // b,
     "arith_remui": lambda a, b: a % b,
-    "arith_divsi": _on_signed(_divide),
+    "arith_divsi": _on_signed(_defined(_quotient)),
+    "arith_remsi": _on_signed(_defined(np.fmod)),
     "arith_andi": np.bitwise_and,
     "arith_ori": np.bitwise_or,
     "arith_xori": np.bitwise_xor,

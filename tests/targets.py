@@ -29,7 +29,7 @@ def lowered(kernel, args, platform, **jit):
     return traced.lower(lowering_platforms=(platform,))
 
 
-def _printed(kernel, args, platform):
+def printed(kernel, args, platform):
     """The module that the kernel's `debug=True` prints while it is lowered."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
@@ -43,13 +43,13 @@ def triton(body, out, *args) -> str:
     params = plt.CompilerParams()
     kernel = pl.pallas_call(body, out_shape=out, compiler_params=params, debug=True)
     with mesh("NVIDIA H200", 132, "gpu"):
-        return _printed(kernel, args, "cuda")
+        return printed(kernel, args, "cuda")
 
 
 def tpu(body, out, *args) -> str:
     kernel = pl.pallas_call(body, out_shape=out, debug=True)
     with mesh("TPU v5 lite", 1, "tpu"):
-        return _printed(kernel, args, "tpu")
+        return printed(kernel, args, "tpu")
 
 
 def mosaic_gpu_kernel(body, out, lane=False, **kwargs):
@@ -68,7 +68,7 @@ def mosaic_gpu(body, out, *args, lane=False, **kwargs) -> str:
     debug = {"debug": True} if LINE > (0, 10) else {}
     kernel = mosaic_gpu_kernel(body, out, lane, **debug, **kwargs)
     with mesh("NVIDIA H200", 132, "gpu"):
-        return _printed(kernel, args, "cuda")
+        return printed(kernel, args, "cuda")
 
 
 def load_tiled(ref, layout=None):

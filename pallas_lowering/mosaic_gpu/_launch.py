@@ -15,6 +15,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 
 _WARPS_OF_GROUP = 4
+# 64-bit slots of shared memory that a CTA may have.
+MOST_SLOTS = 227 * 1024 // 8
 
 
 @dataclass
@@ -48,7 +50,7 @@ def launch(
         operands: arrays of any shape and arithmetic dtype.
         blocks: CTAs in the grid.
         warps: warps of a CTA, a multiple of 4.
-        slots: 64-bit slots of shared memory that `body` uses.
+        slots: 64-bit slots of shared memory that `body` uses, at most `MOST_SLOTS`.
 
     Returns:
         The results.

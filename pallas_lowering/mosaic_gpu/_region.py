@@ -94,16 +94,28 @@ def _divide(dtype, a, b):
         return _ptx("div.rn.f32", a, b)
     if is_float(dtype):
         return arith.divf(a, b)
-    # The hardware traps or gives anything for these; jax says -1.
-    zero = _compare("eq", dtype, b, constant(0, dtype))
-    safe = arith.select(zero, constant(1, dtype), b)
+    zero, safe = _safe_divisor(dtype, a, b)
     quotient = (arith.divsi if _is_signed(dtype) else arith.divui)(a, safe)
     return arith.select(zero, constant(-1, dtype), quotient)
 
 
-def _remainder(dtype, a, b):
+def _safe_divisor(dtype, a, b):
+    """Whether b is 0, and a divisor for which the instruction is defined.
+
+    Of 0 jax makes a quotient of -1 and a remainder of a; the least integer by -1 is
+    what it is by 1.
+    """
     zero = _compare("eq", dtype, b, constant(0, dtype))
-    safe = arith.select(zero, constant(1, dtype), b)
+    undefined = zero
+    if _is_signed(dtype):
+        least = _compare("eq", dtype, a, constant(jnp.iinfo(dtype).min, dtype))
+        wraps = arith.andi(least, _compare("eq", dtype, b, constant(-1, dtype)))
+        undefined = arith.ori(zero, wraps)
+    return zero, arith.select(undefined, constant(1, dtype), b)
+
+
+def _remainder(dtype, a, b):
+    zero, safe = _safe_divisor(dtype, a, b)
     rest = (arith.remsi if _is_signed(dtype) else arith.remui)(a, safe)
     return arith.select(zero, a, rest)
 
@@ -203,6 +215,8 @@ _SPECIAL = frozenset(
     "select_n clamp integer_pow convert_element_type bitcast_convert_type tile_cast "
     "tile_bitcast reduce_precision clz".split()
 )
+# Ops that round nothing, or round as they say.
+_MOVES = (_SPECIAL - {"integer_pow"}) | {"neg", "abs"}
 # Ops whose float form is missing: what to say.
 _INTEGERS_ONLY = frozenset(("rem",))
 
@@ -218,6 +232,11 @@ def lacks(jaxpr: Any) -> str | None:
             continue
         known = name in _BINARY or name in _UNARY or name in _SAME | _SPECIAL
         floats = eqn.invars and is_float(getattr(eqn.invars[0].aval, "dtype", None))
+        if name == "pow" and not is_float(eqn.invars[1].aval.dtype):
+            return (
+                "its function uses pow with an integer exponent, which has no thread "
+                "code; cast the exponent to the base's format"
+            )
         if not known or (floats and name in _INTEGERS_ONLY):
             return f"its function uses {name}, which has no thread code; map it outside"
     return None
@@ -346,7 +365,7 @@ class Region:
         dtypes = [v.aval.dtype for v in eqn.invars]
         result = eqn.outvars[0].aval.dtype
         name = eqn.primitive.name
-        moves = name in _SAME or name in _SPECIAL or name in ("neg", "abs")
+        moves = name in _SAME or name in _MOVES
         narrow = any(d in _NARROW for d in dtypes)
         if moves or not narrow:
             return self._emit(eqn, args, dtypes)

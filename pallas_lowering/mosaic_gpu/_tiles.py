@@ -148,11 +148,12 @@ class TwoPassMoments(Algebra):
         values = [self.element(leaves).leaves[1] for leaves, _ in places]
         number = len(values) * (1 if lane is None else 32)
         count, share = constant(number, kind), constant(1 / number, kind)
-        (mean,) = self._scale(self._total(lane, values), share)
+        # Sums of shares: those of values near the largest finite one overflow.
+        mean = self._total(lane, [self._scale(v, share)[0] for v in values])
         gaps = [self._less(v, mean)[0] for v in values]
-        gap = self._total(lane, gaps)
+        low = self._total(lane, [self._scale(g, share)[0] for g in gaps])
         squares = self._total(lane, [self._square(g)[0] for g in gaps])
-        m2, low = self._rest(mean, gap, squares, share)
+        m2, low = self._rest(mean, low, squares, count)
         return State((count, mean, m2, low))
 
     @functools.cached_property
@@ -160,8 +161,8 @@ class TwoPassMoments(Algebra):
         return Region(lambda a, b: [a * b], (self.dtypes[0],) * 2)
 
 
-def _moments(mean, gap, squares, share):
+def _moments(mean, low, squares, count):
     """The rounding of the mean shows as what the gaps from it leave over."""
-    low = gap * share
     low = jnp.where(jnp.isfinite(mean), low, 0)
-    return [squares - gap * low, low]
+    m2 = squares - count * low * low
+    return [jnp.where(jnp.isinf(squares), squares, m2), low]

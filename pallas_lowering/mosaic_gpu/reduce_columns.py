@@ -11,7 +11,7 @@ from jaxlib.mlir.dialects import arith
 from jaxtile.pallas_lowering.mosaic_gpu import _plan
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._counter import Counter
-from jaxtile.pallas_lowering.mosaic_gpu._launch import Program, launch
+from jaxtile.pallas_lowering.mosaic_gpu._launch import MOST_SLOTS, Program, launch
 from jaxtile.pallas_lowering.mosaic_gpu._sink import Sink
 from jaxtile.pallas_lowering.mosaic_gpu._source import Block, Fibres, Reader, Stretch
 from jaxtile.pallas_lowering.mosaic_gpu._staged import STAGE, Staged
@@ -138,6 +138,7 @@ def columns(fibres: Fibres, seed, plan: _plan.Columns, policy: Policy, partial):
     sink = Sink(algebra, outer * inner * plan.chunks, seed, partial)
     sink.seed, seeds = ([], sink.seed) if fold else (sink.seed, [])
     staged = fold and inner == 1 and n >= 2 * STAGE
+    staged = staged and _WARPS * Staged.slots(fibres) <= MOST_SLOTS
 
     def body(program: Program):
         reader = Reader(fibres, program.inputs)
