@@ -8,7 +8,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
-from jaxtile.pallas_lowering.mosaic_gpu._region import constant
+from jaxtile.pallas_lowering.mosaic_gpu._ops import constant
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra, State
 
 

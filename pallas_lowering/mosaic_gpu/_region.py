@@ -8,7 +8,6 @@ with a float16 or bfloat16 result is computed in float32 and rounded.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,198 +17,24 @@ import numpy as np
 from jax.experimental.mosaic.gpu import utils
 from jax.extend.core import Literal
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith
 from jaxlib.mlir.dialects import math as math_dialect
 
 from jaxtile.pallas_lowering._elementwise import rounds_twice
+from jaxtile.pallas_lowering.mosaic_gpu._ops import (
+    BINARY,
+    UNARY,
+    constant,
+    extreme,
+    is_float,
+    is_signed,
+    power,
+    type_of,
+)
 from jaxtile.primitives import _scalar
 from jaxtile.primitives import cast as _cast
 
-_FLOAT, _INT = arith.CmpFPredicate, arith.CmpIPredicate
 _NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
-
-
-def is_float(dtype: Any) -> bool:
-    """Whether the arithmetic of a dtype is floating point."""
-    return jnp.issubdtype(dtype, jnp.floating)
-
-
-def _is_signed(dtype) -> bool:
-    return jnp.issubdtype(dtype, jnp.signedinteger)
-
-
-def type_of(dtype: Any) -> ir.Type:
-    """The register type of a dtype; bool is one bit."""
-    return utils.dtype_to_ir_type(np.dtype(dtype))
-
-
-def constant(value: Any, dtype: Any) -> ir.Value:
-    """A constant of a dtype."""
-    kind = type_of(dtype)
-    if isinstance(kind, ir.IntegerType):
-        return arith.constant(kind, ir.IntegerAttr.get(kind, int(value)))
-    return arith.constant(kind, ir.FloatAttr.get(kind, float(value)))
-
-
-def _compare(name, dtype, a, b):
-    if is_float(dtype):
-        which = {"ne": "UNE"}.get(name, f"O{name.upper()}")
-        return arith.cmpf(getattr(_FLOAT, which), a, b)
-    prefix = "" if name in ("eq", "ne") else "s" if _is_signed(dtype) else "u"
-    return arith.cmpi(getattr(_INT, prefix + name), a, b)
-
-
-def _extreme(name, dtype, a, b):
-    if not is_float(dtype):
-        sign = "s" if _is_signed(dtype) else "u"
-        return getattr(arith, f"{name}{sign}i")(a, b)
-    if np.dtype(dtype) != np.float64:
-        return getattr(arith, f"{name}imumf")(a, b)
-    # The hardware's float64 maximum skips NaN and orders no zeros.
-    word = np.dtype(np.int64)
-    ahead = _compare("gt" if name == "max" else "lt", dtype, a, b)
-    bits = utils.bitcast(a, type_of(word))
-    negative = _compare("lt", word, bits, constant(0, word))
-    sign = negative if name == "min" else arith.xori(negative, constant(1, bool))
-    tie = arith.andi(_compare("eq", dtype, a, b), sign)
-    keep = arith.ori(arith.ori(ahead, tie), _compare("ne", dtype, a, a))
-    return arith.select(keep, a, b)
-
-
-def _arithmetic(float_op, int_op):
-    return lambda dtype, a, b: (float_op if is_float(dtype) else int_op)(a, b)
-
-
-def _ptx(op, *args):
-    """A float32 instruction that LLVM would replace by an approximate one."""
-    places = ", ".join(f"${k}" for k in range(len(args) + 1))
-    constraints = ",".join(["=f"] + ["f"] * len(args))
-    return llvm.inline_asm(
-        args[0].type, list(args), f"{op} {places};", constraints, has_side_effects=False
-    )
-
-
-def _divide(dtype, a, b):
-    if np.dtype(dtype) == np.float32:
-        return _ptx("div.rn.f32", a, b)
-    if is_float(dtype):
-        return arith.divf(a, b)
-    zero, safe = _safe_divisor(dtype, a, b)
-    quotient = (arith.divsi if _is_signed(dtype) else arith.divui)(a, safe)
-    return arith.select(zero, constant(-1, dtype), quotient)
-
-
-def _safe_divisor(dtype, a, b):
-    """Whether b is 0, and a divisor for which the instruction is defined.
-
-    Of 0 jax makes a quotient of -1 and a remainder of a; the least integer by -1 is
-    what it is by 1.
-    """
-    zero = _compare("eq", dtype, b, constant(0, dtype))
-    undefined = zero
-    if _is_signed(dtype):
-        least = _compare("eq", dtype, a, constant(jnp.iinfo(dtype).min, dtype))
-        wraps = arith.andi(least, _compare("eq", dtype, b, constant(-1, dtype)))
-        undefined = arith.ori(zero, wraps)
-    return zero, arith.select(undefined, constant(1, dtype), b)
-
-
-def _remainder(dtype, a, b):
-    zero, safe = _safe_divisor(dtype, a, b)
-    rest = (arith.remsi if _is_signed(dtype) else arith.remui)(a, safe)
-    return arith.select(zero, a, rest)
-
-
-def _shift(op, dtype, a, b):
-    bits = np.dtype(dtype).itemsize * 8
-    inside = arith.cmpi(_INT.ult, b, constant(bits, dtype))
-    fill = constant(0, dtype)
-    if op is arith.shrsi:
-        fill = arith.shrsi(a, constant(bits - 1, dtype))
-    return arith.select(inside, op(a, b), fill)
-
-
-def _power(dtype, a, y):
-    if y < 0:
-        return _divide(dtype, constant(1, dtype), _power(dtype, a, -y))
-    multiply, result = _BINARY["mul"], None
-    while y > 0:
-        if y & 1:
-            result = a if result is None else multiply(dtype, result, a)
-        y >>= 1
-        a = multiply(dtype, a, a) if y else a
-    return constant(1, dtype) if result is None else result
-
-
-def _sign(dtype, a):
-    zero, one = constant(0, dtype), constant(1, dtype)
-    if not is_float(dtype):
-        low = constant(-1, dtype) if _is_signed(dtype) else zero
-        result = arith.select(_compare("gt", dtype, a, zero), one, low)
-        return arith.select(_compare("eq", dtype, a, zero), zero, result)
-    result = math_dialect.copysign(one, a)
-    same = _compare("eq", dtype, a, zero)
-    odd = arith.ori(same, _compare("ne", dtype, a, a))
-    return arith.select(odd, a, result)
-
-
-def _math(name):
-    return lambda dtype, a: getattr(math_dialect, name)(a)
-
-
-def _root(dtype, a):
-    single = np.dtype(dtype) == np.float32
-    return _ptx("sqrt.rn.f32", a) if single else math_dialect.sqrt(a)
-
-
-def _negate(dtype, a):
-    return arith.negf(a) if is_float(dtype) else arith.subi(constant(0, dtype), a)
-
-
-def _absolute(dtype, a):
-    if is_float(dtype):
-        return math_dialect.absf(a)
-    return math_dialect.absi(a) if _is_signed(dtype) else a
-
-
-def _finite(dtype, a):
-    return _compare("lt", dtype, math_dialect.absf(a), constant(np.inf, dtype))
-
-
-def _complement(dtype, a):
-    return arith.xori(a, constant(1 if np.dtype(dtype).kind == "b" else -1, dtype))
-
-
-_BINARY: dict[str, Callable] = {
-    "add": _arithmetic(arith.addf, arith.addi),
-    "add_any": _arithmetic(arith.addf, arith.addi),
-    "sub": _arithmetic(arith.subf, arith.subi),
-    "mul": _arithmetic(arith.mulf, arith.muli),
-    "div": _divide,
-    "rem": _remainder,
-    "max": functools.partial(_extreme, "max"),
-    "min": functools.partial(_extreme, "min"),
-    "and": lambda dtype, a, b: arith.andi(a, b),
-    "or": lambda dtype, a, b: arith.ori(a, b),
-    "xor": lambda dtype, a, b: arith.xori(a, b),
-    "pow": lambda dtype, a, b: math_dialect.powf(a, b),
-    "atan2": lambda dtype, a, b: math_dialect.atan2(a, b),
-    "shift_left": functools.partial(_shift, arith.shli),
-    "shift_right_logical": functools.partial(_shift, arith.shrui),
-    "shift_right_arithmetic": functools.partial(_shift, arith.shrsi),
-    **{k: functools.partial(_compare, k) for k in ("eq", "ne", "lt", "le", "gt", "ge")},
-}
-_MATH = "exp exp2 log log1p expm1 tanh sin cos tan rsqrt cbrt floor ceil erf"
-_UNARY: dict[str, Callable] = {
-    "neg": _negate,
-    "abs": _absolute,
-    "sign": _sign,
-    "not": _complement,
-    "sqrt": _root,
-    "is_finite": _finite,
-    "square": lambda dtype, a: _BINARY["mul"](dtype, a, a),
-    **{name: _math(name) for name in _MATH.split()},
-}
 _SAME = frozenset("broadcast_in_dim reshape squeeze stop_gradient copy".split())
 _SPECIAL = frozenset(
     "select_n clamp integer_pow convert_element_type bitcast_convert_type tile_cast "
@@ -230,7 +55,7 @@ def lacks(jaxpr: Any) -> str | None:
             if reason is not None:
                 return reason
             continue
-        known = name in _BINARY or name in _UNARY or name in _SAME | _SPECIAL
+        known = name in BINARY or name in UNARY or name in _SAME | _SPECIAL
         floats = eqn.invars and is_float(getattr(eqn.invars[0].aval, "dtype", None))
         if name == "pow" and not is_float(eqn.invars[1].aval.dtype):
             return (
@@ -265,7 +90,7 @@ def _convert_directly(value, source, target):
         wider = target.itemsize > source.itemsize
         return (arith.extf if wider else arith.truncf)(kind, value)
     if is_float(target):
-        unsigned = not _is_signed(source)
+        unsigned = not is_signed(source)
         return (arith.uitofp if unsigned else arith.sitofp)(kind, value)
     if is_float(source) or target.kind == "b":
         return None
@@ -274,12 +99,12 @@ def _convert_directly(value, source, target):
         return value
     if width > target.itemsize * 8:
         return arith.trunci(kind, value)
-    return (arith.extsi if _is_signed(source) else arith.extui)(kind, value)
+    return (arith.extsi if is_signed(source) else arith.extui)(kind, value)
 
 
 def _float_to_integer(value, source, target):
     """The bare instruction, for the inside of the cast's own selects."""
-    op = arith.fptosi if _is_signed(target) else arith.fptoui
+    op = arith.fptosi if is_signed(target) else arith.fptoui
     return op(type_of(target), value)
 
 
@@ -383,10 +208,10 @@ class Region:
         folded = _folded(name, args, dtypes, eqn.outvars[0].aval.dtype)
         if folded is not None:
             return folded
-        if name in _BINARY:
-            return _BINARY[name](dtype, *args)
-        if name in _UNARY:
-            return _UNARY[name](dtype, *args)
+        if name in BINARY:
+            return BINARY[name](dtype, *args)
+        if name in UNARY:
+            return UNARY[name](dtype, *args)
         if name in _SAME:
             return args[0]
         return self._special(name, eqn, args, dtypes)
@@ -395,10 +220,10 @@ class Region:
         if name == "select_n":
             return arith.select(args[0], args[2], args[1])
         if name == "clamp":
-            low = _extreme("max", dtypes[1], args[1], args[0])
-            return _extreme("min", dtypes[1], low, args[2])
+            low = extreme("max", dtypes[1], args[1], args[0])
+            return extreme("min", dtypes[1], low, args[2])
         if name == "integer_pow":
-            return _power(dtypes[0], args[0], eqn.params["y"])
+            return power(dtypes[0], args[0], eqn.params["y"])
         if name == "clz":
             return math_dialect.ctlz(args[0])
         if name == "reduce_precision":

@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
-from jaxtile.pallas_lowering.mosaic_gpu._region import type_of
+from jaxtile.pallas_lowering.mosaic_gpu._ops import type_of
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra, State
 
 

@@ -21,7 +21,7 @@ from jaxlib.mlir.dialects import arith
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._lanes import Form, Thread
 from jaxtile.pallas_lowering.mosaic_gpu._launch import Program
-from jaxtile.pallas_lowering.mosaic_gpu._region import constant
+from jaxtile.pallas_lowering.mosaic_gpu._ops import constant
 from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra
 

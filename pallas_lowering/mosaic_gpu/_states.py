@@ -15,7 +15,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
-from jaxtile.pallas_lowering.mosaic_gpu._region import Region, lacks, type_of
+from jaxtile.pallas_lowering.mosaic_gpu._ops import type_of
+from jaxtile.pallas_lowering.mosaic_gpu._region import Region, lacks
 from jaxtile.primitives._scalar import convert, elementwise
 from jaxtile.primitives._spec import Spec
 

@@ -16,7 +16,8 @@ from jax.experimental.mosaic.gpu import utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, nvvm, scf, vector
 
-from jaxtile.pallas_lowering.mosaic_gpu._region import known, type_of
+from jaxtile.pallas_lowering.mosaic_gpu._ops import type_of
+from jaxtile.pallas_lowering.mosaic_gpu._region import known
 
 WARP = 32
 _INT = arith.CmpIPredicate

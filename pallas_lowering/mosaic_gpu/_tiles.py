@@ -18,7 +18,8 @@ from jaxlib.mlir import ir
 from jaxtile.catalogue import add, maximum
 from jaxtile.composite import welford
 from jaxtile.pallas_lowering.mosaic_gpu import _states as st
-from jaxtile.pallas_lowering.mosaic_gpu._region import Region, constant
+from jaxtile.pallas_lowering.mosaic_gpu._ops import constant
+from jaxtile.pallas_lowering.mosaic_gpu._region import Region
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra, State
 from jaxtile.policy import Kind, Policy
 from jaxtile.primitives._scalar import elementwise
