@@ -46,6 +46,10 @@ _MOVES = (_SPECIAL - {"integer_pow"}) | {"neg", "abs"}
 _INTEGERS_ONLY = frozenset(("rem",))
 
 
+def _dtype(var):
+    return getattr(var.aval, "dtype", None)
+
+
 def lacks(jaxpr: Any) -> str | None:
     """Why a scalar jaxpr cannot be emitted, or None."""
     for eqn in _scalar.as_closed(jaxpr)[0].eqns:
@@ -56,8 +60,8 @@ def lacks(jaxpr: Any) -> str | None:
                 return reason
             continue
         known = name in BINARY or name in UNARY or name in _SAME | _SPECIAL
-        floats = eqn.invars and is_float(getattr(eqn.invars[0].aval, "dtype", None))
-        if name == "pow" and not is_float(eqn.invars[1].aval.dtype):
+        floats = eqn.invars and is_float(_dtype(eqn.invars[0]))
+        if name == "pow" and not is_float(_dtype(eqn.invars[1])):
             return (
                 "its function uses pow with an integer exponent, which has no thread "
                 "code; cast the exponent to the base's format"
