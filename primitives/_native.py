@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtile.policy import Kind, Transform
 from jaxtile.primitives._define import PLATFORM
 from jaxtile.primitives._fold import collapse
 
@@ -108,6 +109,16 @@ VALUES = {
     "min": _extreme(lax.min, -1),
     "logaddexp": _logaddexp,
 }
+
+
+def permitted(spec, policy) -> bool:
+    """Whether XLA's reduction, which permutes, keeps what the policy states.
+
+    Selections and integers show no order.
+    """
+    selects = spec.reducer.native in ("max", "min", "argmax", "argmin")
+    exact = selects or not any(jnp.issubdtype(d, jnp.floating) for d in spec.states)
+    return policy.kind is Kind.TREE and (exact or policy.permits(Transform.PERMUTE))
 
 
 def keeps_rounding(spec) -> bool:

@@ -113,7 +113,7 @@ def _state(elements, init, mask, spec, axes, policy, platform):
     kept = tuple(s for d, s in enumerate(shape) if d not in axes)
     if int(np.prod([shape[d] for d in axes])) == 0:
         return list(init) if init is not None else spec.empty(kept)
-    if policy.kind is Kind.TREE:
+    if _native.permitted(spec, policy):
         found = _native_tree(spec, elements, mask, axes)
         if found is not None:
             return _seeded(spec, init, *found, kept)

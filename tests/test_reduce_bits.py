@@ -161,3 +161,19 @@ def test_the_extreme_of_zeros_has_its_sign(reducer, few, n):
     x[0, n // 2] = x[1, -1] = few
     found = np.asarray(jax.jit(lambda x: jt.reduce(x, 1, reducer))(x))
     assert np.signbit(found).tolist() == np.signbit([few, few, -few]).tolist()
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_an_ordered_tree_never_permutes(platform):
+    # XLA's own reduction sums in lanes: x[0] + x[8] + ... is no regrouping.
+    x = jax.ShapeDtypeStruct((64, 5000), "float32")
+
+    def text(policy):
+        def fn(v):
+            return jt.reduce(v, 1, jt.add, policy=policy, implementation="reference")
+
+        lowered = jax.jit(fn).trace(x).lower(lowering_platforms=(platform,))
+        return lowered.as_text()
+
+    assert "stablehlo.reduce" in text("unordered_tree")
+    assert "stablehlo.reduce" not in text("ordered_tree")

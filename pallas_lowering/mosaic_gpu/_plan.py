@@ -18,6 +18,8 @@ _MOST_LOADS = 8
 _MOST_TILES = 8
 # Rows this short get a thread each.
 SHORT_ROW = 32
+# Places of a row that a thread folds at a time.
+STAGE = 32
 _MOST_WARPS_OF_ROW = 16
 
 
@@ -94,7 +96,7 @@ def reduce_columns(
 ) -> Columns:
     """Long stretches where there are many fibres; `whole` forbids cutting them."""
     if whole:
-        return Columns(vector, min(n, 32), n, 1)
+        return Columns(vector, min(n, STAGE), n, 1)
     block = min(power_of_two(n), max(4, 64 // (vector * leaves)))
     blocks = power_of_two(-(-n // block))
     threads = fibres // vector
@@ -111,6 +113,8 @@ _FEW_WARPS = 1024
 
 def scan_rows(outer: int, n: int, vector: int, leaves: int) -> Rows:
     """A warp streams a row; several share one where there are few; else chunks.
+
+    Several are whole warpgroups: their barrier is the CTA's, which holds one unit then.
 
     A tile's loads cost registers for what each lane was handed, five of a leaf each.
     """

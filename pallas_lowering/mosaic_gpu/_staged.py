@@ -12,10 +12,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
+from jaxtile.pallas_lowering.mosaic_gpu._plan import STAGE
 from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres, Reader
 
-# Places of a row that one block holds.
-STAGE = 32
 # One slot more, so that lanes that read one column meet no common bank.
 _PITCH = STAGE + 1
 

@@ -12,9 +12,10 @@ from jaxtile.pallas_lowering.mosaic_gpu import _plan
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._counter import Counter
 from jaxtile.pallas_lowering.mosaic_gpu._launch import MOST_SLOTS, Program, launch
+from jaxtile.pallas_lowering.mosaic_gpu._plan import STAGE
 from jaxtile.pallas_lowering.mosaic_gpu._sink import Sink
 from jaxtile.pallas_lowering.mosaic_gpu._source import Block, Fibres, Reader, Stretch
-from jaxtile.pallas_lowering.mosaic_gpu._staged import STAGE, Staged
+from jaxtile.pallas_lowering.mosaic_gpu._staged import Staged
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra, State
 from jaxtile.policy import Kind, Policy
 

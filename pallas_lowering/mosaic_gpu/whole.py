@@ -7,8 +7,7 @@ import math
 from jaxtile.pallas_lowering.mosaic_gpu import BACKEND, whole_reduce, whole_scan
 from jaxtile.pallas_lowering.mosaic_gpu._refusals import refuse_against, refuse_formats
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra, refuse_regions
-from jaxtile.policy import Kind
-from jaxtile.primitives import _prefix
+from jaxtile.primitives import _native, _prefix
 from jaxtile.primitives._operands import unpack
 from jaxtile.primitives.reduce import reduce_p
 from jaxtile.primitives.scan import scan_p
@@ -41,7 +40,8 @@ def _refuse_reduce(*avals, spec, axes, policy, seeded, masked, finish, out):
 
 
 def _slower_reduce(*avals, spec, axes, policy, seeded, masked, finish, out):
-    if policy.kind is Kind.TREE and spec.reducer.native in _XLA_REDUCES and not masked:
+    native = spec.reducer.native in _XLA_REDUCES and _native.permitted(spec, policy)
+    if native and not masked:
         return (
             f"XLA's own {spec.reducer.native} is as fast and fuses with what is around "
             "it; insist on it by implementation="
