@@ -81,9 +81,10 @@ def supports(op: str, backend: str, *operands: Any, **params: Any) -> Support:
         >>> x = jax.ShapeDtypeStruct((8, 128), "float32")
         >>> bool(jt.supports("reduce", "tpu", x, 0, jt.add))
         True
-        >>> answer = jt.supports("reduce", "tpu", x, 0, jt.add, policy="fold_left")
+        >>> half = jax.ShapeDtypeStruct((8, 128), "float16")
+        >>> answer = jt.supports("reduce", "tpu", half, 0, jt.add)
         >>> print(answer.reason.split(";")[0])
-        fold_left is a sequential chain, and the sum is a tree there
+        float16 is not computed with there
     """
     way_out = "support_table() shows them all."
     fn = _PUBLIC[choice("supports", "op", op, tuple(_PUBLIC), way_out)]
