@@ -183,32 +183,27 @@ def _seed_leaf(op, value, dtype, shape):
                 way_out="Cast init, or state acc_dtype=.",
             )
         )
-    try:
-        return jnp.broadcast_to(convert(array, dtype), shape)
-    except ValueError as error:
-        raise TileShapeError(
-            message(
-                op,
-                expected=f"init that broadcasts to {tuple(shape)}",
-                got=str(array.shape),
-                way_out="One seed a fibre: the shape without the reduced axes.",
-            )
-        ) from error
+    way_out = "One seed a fibre: the shape without the reduced axes."
+    return _broadcast(op, "init", convert(array, dtype), shape, way_out)
 
 
 def _mask(op, where: Any, shape, dims):
     if where is None:
         return None
     mask = _by_dims(op, "where", where, dims)
+    return _broadcast(op, "a mask", mask, shape, "Give where= the elements' shape.")
+
+
+def _broadcast(op, what, array, shape, way_out):
     try:
-        return jnp.broadcast_to(mask, shape)
+        return jnp.broadcast_to(array, shape)
     except ValueError as error:
         raise TileShapeError(
             message(
                 op,
-                expected=f"a mask that broadcasts to {tuple(shape)}",
-                got=str(mask.shape),
-                way_out="Give where= the elements' shape.",
+                expected=f"{what} that broadcasts to {tuple(shape)}",
+                got=str(array.shape),
+                way_out=way_out,
             )
         ) from error
 

@@ -7,18 +7,25 @@ from jax.extend.core import Literal
 from jaxtile.primitives._scalar import as_closed, inner_jaxpr
 
 
-def through(rules, fn, *args, jit=True):
-    """The leaves of `fn(*args)` with each primitive in `rules` replaced by a function.
+def replaced(rules, fn):
+    """`fn` with a function in the place of each primitive in `rules`; gives its leaves.
 
-    Without `jit` the functions get the arrays themselves.
+    Interpret mode runs a primitive's reference in a kernel: this runs a backend's own.
     """
 
     def run(*args):
         return _replay(rules, *as_closed(jax.make_jaxpr(fn)(*args)), args)
 
-    if jit:
-        return jax.jit(run)(*args)
-    return run(*map(jnp.asarray, args))
+    return run
+
+
+def through(rules, fn, *args, jit=True):
+    """The leaves of `fn(*args)` with its primitives replaced.
+
+    Without `jit` the functions get the arrays themselves.
+    """
+    run = replaced(rules, fn)
+    return jax.jit(run)(*args) if jit else run(*map(jnp.asarray, args))
 
 
 def _replay(rules, jaxpr, consts, args):

@@ -1,5 +1,6 @@
 """What supports, support_table and explain say, and what interpret mode computes."""
 
+import functools
 import subprocess
 import sys
 import textwrap
@@ -269,3 +270,18 @@ def test_explain_counts_the_kernels_of_a_call():
     assert launches((2**22,)) >= 3
     (entry,) = jt.explain(lambda v: jt.scan(v, 0, jt.add), platform="cpu")(X)
     assert entry.launches is None
+
+
+@pytest.mark.parametrize(
+    ("platform", "kernel"), [("cuda", "mosaic_gpu"), ("tpu", "tpu")]
+)
+def test_xla_reduces_only_what_may_be_permuted(platform, kernel):
+    # The reference of an ordered sum is no XLA reduction: nothing makes it the faster one.
+    def chosen(**params):
+        fn = functools.partial(jt.reduce, axis=0, **params)
+        (entry,) = jt.explain(fn, platform=platform)(targets.spec((512, 256)))
+        return entry.implementation
+
+    assert chosen(reducer=jt.add) == "reference"
+    assert chosen(reducer=jt.add, policy="ordered_tree") == kernel
+    assert chosen(reducer=jt.minimum) == kernel

@@ -1,9 +1,9 @@
 """scan on whole arrays, as CUDA kernels written through Mosaic GPU.
 
-Every tree policy runs as `fixed_tree` within a tile: totals go up, prefixes come down.
+Within a tile totals go up and prefixes come down, under `fixed_tree` by its own blocks.
 From tile to tile a warp carries the prefix, or under `fixed_tree` the partial trees that
 make it up. Few long fibres are cut: totals of chunks, their prefixes, then the chunks.
-Folds give each fibre one thread.
+Folds, and recurrences under a tree policy, give each fibre one thread.
 """
 
 from __future__ import annotations

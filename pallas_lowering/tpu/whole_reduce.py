@@ -149,11 +149,15 @@ def reduce_array(*arrays: Any, **params: Any) -> list:
     return call.run(step, leaves, init, (), params["out"], carry)
 
 
+# What XLA's own schedule was seen to reduce in no more cycles.
+_XLA_REDUCES = frozenset(("add", "max"))
+
+
 def _slower(*avals, **params):
     spec, policy = params["spec"], params["policy"]
     name = spec.reducer.native
-    free = name in _native.VALUES and _native.keeps_rounding(spec)
-    if policy.kind is Kind.TREE and (free or name in ("argmax", "argmin")):
+    counted = name in _XLA_REDUCES and _native.keeps_rounding(spec)
+    if counted and _native.permitted(spec, policy):
         return (
             f"XLA's own {name} costs no more under {policy}, and fuses with what "
             "computes its operand"

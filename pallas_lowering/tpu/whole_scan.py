@@ -110,7 +110,7 @@ def _slower(*avals, **params):
     if policy.kind in (Kind.TREE, Kind.FIXED) and fibres < LANES:
         return (
             f"{fibres} fibres leave most lanes of each step idle, and XLA's tree along "
-            "the axis fills them"
+            "the axis fills them (an estimate: not counted)"
         )
     return None
 

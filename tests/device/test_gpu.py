@@ -8,6 +8,8 @@ from jax.experimental import pallas as pl
 
 import jaxtile as jt
 import targets
+from on_device import on_cpu, on_gpu
+from oracle import same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -29,31 +31,14 @@ def _acc(dtype):
     return "int32" if dtype == "int32" else "float32"
 
 
-def _on_cpu(fn, *args):
-    with jax.default_device(jax.devices("cpu")[0]):
-        return jax.tree.map(np.asarray, jax.jit(fn)(*args))
-
-
-def _on_gpu(fn, *args):
-    with jax.default_device(jax.devices("gpu")[0]):
-        return jax.tree.map(np.asarray, jax.jit(fn)(*args))
-
-
-def _bits(x):
-    x = np.asarray(x)
-    words = np.dtype(f"u{x.dtype.itemsize}")
-    return np.where(x != x, words.type(1), x.view(words))
-
-
 def _same_bits(got, want):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(_bits(a), _bits(b))
+        same_bits(a, b)
 
 
 def _check_sum(got, x, axis, policy, **params):
     """Bits for integers and the one tree; the error bound of any tree otherwise."""
-    want = _on_cpu(
+    want = on_cpu(
         lambda v: jt.reduce(v, axis, jt.add, policy="fixed_tree", **params), x
     )
     if policy == "fixed_tree" or x.dtype == np.int32:
@@ -94,7 +79,7 @@ def test_triton_sum(shape, axis, dtype, policy):
     want = np.zeros(shape).sum(axis).shape
     out = targets.spec(want or (32,), _acc(dtype))
     body = _sum_body(axis, not want, policy=policy)
-    got = _on_gpu(_triton(body, out), x)
+    got = on_gpu(_triton(body, out), x)
     _check_sum(got if want else got[0], x, axis, policy)
 
 
@@ -105,7 +90,7 @@ def test_triton_sum(shape, axis, dtype, policy):
 def test_mosaic_gpu_whole_sum(shape, dtype, policy, lane):
     x = _data(shape, dtype)
     body = _sum_body(None, True, policy=policy)
-    got = _on_gpu(_mosaic(body, targets.spec((128,), _acc(dtype)), lane), x)
+    got = on_gpu(_mosaic(body, targets.spec((128,), _acc(dtype)), lane), x)
     np.testing.assert_array_equal(got, got[0])
     _check_sum(got[0], x, None, policy)
 
@@ -121,7 +106,7 @@ def test_mosaic_gpu_one_axis(shape, axis, dtype, policy):
         value = targets.load_tiled(x_ref)
         targets.store_tiled(o_ref, jt.reduce(value, axis, jt.add, policy=policy))
 
-    got = _on_gpu(_mosaic(body, targets.spec((shape[1 - axis],), _acc(dtype))), x)
+    got = on_gpu(_mosaic(body, targets.spec((shape[1 - axis],), _acc(dtype))), x)
     _check_sum(got, x, axis, policy)
 
 
@@ -154,7 +139,7 @@ def test_mosaic_gpu_warpgroups_do_not_race(lane):
         thread_name="wg",
     )
     x = np.stack([np.full(n, 1, np.float32), np.full(n, 2, np.float32)])
-    np.testing.assert_array_equal(_on_gpu(kernel, x), 0)
+    np.testing.assert_array_equal(on_gpu(kernel, x), 0)
 
 
 @pytest.mark.parametrize("policy", ["unordered_tree", "fixed_tree"])
@@ -181,19 +166,19 @@ def test_seed_and_mask(backend, policy):
 
     out = (targets.spec((64,)),) * 2
     kernel = _triton(triton_body, out) if backend == "triton" else _mosaic(body, out)
-    got = _on_gpu(kernel, x, seed)
+    got = on_gpu(kernel, x, seed)
 
     def reference(v, z):
         params = {"policy": "fixed_tree", "where": v > 0}
         seeded = jt.reduce(v, 1, jt.add, init=z, **params)
         return seeded, jt.reduce(v, 1, jt.add, **params)
 
-    want = _on_cpu(reference, x, seed)
+    want = on_cpu(reference, x, seed)
     if policy == "fixed_tree":
         _same_bits(got, want)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5)
-    assert _bits(got[1])[7] == 0
+    assert got[1].view(np.uint32)[7] == 0
 
 
 @pytest.mark.parametrize("policy", ["unordered_tree", "fixed_tree"])
@@ -202,7 +187,7 @@ def test_sum_of_negative_zeros_keeps_the_sign(backend, policy):
     x = np.full((1024,), -0.0, np.float32)
     make = _triton if backend == "triton" else _mosaic
     kernel = make(_sum_body(None, True, policy=policy), targets.spec((128,)))
-    assert np.signbit(_on_gpu(kernel, x)).all()
+    assert np.signbit(on_gpu(kernel, x)).all()
 
 
 @pytest.mark.parametrize("backend", ["triton", "mosaic_gpu"])
@@ -215,7 +200,7 @@ def test_products_do_not_fuse_with_the_fixed_tree(backend):
         o_ref[...] = jnp.broadcast_to(total, o_ref.shape)
 
     make = _triton if backend == "triton" else _mosaic
-    got = _on_gpu(make(body, targets.spec((128,))), x)[0]
+    got = on_gpu(make(body, targets.spec((128,))), x)[0]
     _check_sum(got, x * x, 0, "fixed_tree")
 
 
@@ -257,10 +242,10 @@ def test_cast_rounds_and_survives(place, dtype):
     }[place]()
     with np.errstate(over="ignore", invalid="ignore"):
         want = x.astype(jnp.dtype(dtype))
-    narrow, back = _on_gpu(kernel, x)
+    narrow, back = on_gpu(kernel, x)
     _same_bits(narrow, want)
     _same_bits(back, want.astype(np.float32))
-    assert (_bits(back) != _bits(x)).any()
+    assert (back.view(np.uint32) != x.view(np.uint32)).any()
 
 
 @pytest.mark.parametrize("place", ["triton", "mosaic_gpu", "mosaic_gpu lane", "jit"])
@@ -281,7 +266,7 @@ def test_float_to_integer_clamps(place):
     with np.errstate(invalid="ignore"):  # signalling NaNs among the patterns
         wide = np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
     want = np.clip(wide, info.min, info.max).astype(np.int32)
-    np.testing.assert_array_equal(_on_gpu(kernel, x), want)
+    np.testing.assert_array_equal(on_gpu(kernel, x), want)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -304,8 +289,8 @@ def test_map_has_the_bits_of_the_reference(fn, backend, dtype):
         o_ref[...] = jt.map(fn, x_ref[...])
 
     make = _triton if backend == "triton" else _mosaic
-    got = _on_gpu(make(body, targets.spec(x.shape, x.dtype)), x)
-    _same_bits(got, _on_cpu(lambda v: jt.map(fn, v), x))
+    got = on_gpu(make(body, targets.spec(x.shape, x.dtype)), x)
+    _same_bits(got, on_cpu(lambda v: jt.map(fn, v), x))
 
 
 REDUCERS = {
@@ -337,7 +322,7 @@ def test_reference_under_jit_has_the_bits_of_the_cpu(op, name, policy):
     def run(v):
         return fn(v, 1, reducer, policy=policy)
 
-    got, want = _on_gpu(run, x), _on_cpu(run, x)
+    got, want = on_gpu(run, x), on_cpu(run, x)
     if jt.policy.as_policy(policy).permits(jt.policy.Transform.REGROUP):
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-3)
@@ -354,7 +339,7 @@ def test_long_affine_chain_does_not_contract(op, policy):
     def run(v):
         return fn(v, 1, reducer, policy=policy)
 
-    _same_bits(_on_gpu(run, x), _on_cpu(run, x))
+    _same_bits(on_gpu(run, x), on_cpu(run, x))
 
 
 def test_scan_of_bfloat16_accumulates_in_float32():
@@ -363,4 +348,4 @@ def test_scan_of_bfloat16_accumulates_in_float32():
     def run(v):
         return jt.scan(v, 1, jt.add, policy="fixed_tree", out_dtype=jnp.bfloat16)
 
-    _same_bits(_on_gpu(run, x), _on_cpu(run, x))
+    _same_bits(on_gpu(run, x), on_cpu(run, x))

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import jaxtile as jt
+import oracle
+from on_device import on_cpu, on_gpu
 
 pytestmark = pytest.mark.gpu
 
@@ -50,28 +52,17 @@ def draw(name, shape, dtype="float32"):
     return x.astype(jnp.dtype(dtype))
 
 
-def run(device, fn, *args):
-    """Every leaf of the result, computed under jit on one kind of device."""
-    with jax.default_device(jax.devices(device)[0]):
-        args = jax.tree.map(jnp.asarray, args)
-        return [np.asarray(v) for v in jax.tree.leaves(jax.jit(fn)(*args))]
-
-
-def bits(x):
-    """As words; all NaNs alike."""
-    words = np.dtype(f"u{x.dtype.itemsize}")
-    return np.where(x != x, words.type(1), x.view(words))
-
-
 def same_bits(fn, *args):
     """The kernel gives the CPU reference's bits."""
-    got = run("gpu", functools.partial(fn, implementation=IMPLEMENTATION), *args)
-    want = run("cpu", functools.partial(fn, implementation="reference"), *args)
-    for a, b in zip(got, want, strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        bad = bits(a) != bits(b)
-        where = np.argwhere(bad)[:3].tolist()
-        assert not bad.any(), f"{bad.sum()} of {bad.size} at {where}: {a[bad][:3]}"
+    got = kernel(fn, *args)
+    want = on_cpu(functools.partial(fn, implementation="reference"), *args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        oracle.same_bits(a, b)
+
+
+def kernel(fn, *args):
+    """The result of the whole-array kernel."""
+    return on_gpu(functools.partial(fn, implementation=IMPLEMENTATION), *args)
 
 
 def reduction(axis, reducer, policy, **params):
@@ -201,15 +192,13 @@ def test_a_users_state_of_mixed_dtypes():
 @pytest.mark.parametrize("policy", ["ordered_tree", "unordered_tree", "fixed_tree"])
 def test_logaddexp_and_variance_within_rounding(policy):
     x = draw("lse", (65, 4099))
-    gpu = functools.partial(run, "gpu")
-    fn = reduction(1, jt.logaddexp, policy)
-    (got,) = gpu(functools.partial(fn, implementation=IMPLEMENTATION), x)
+    got = kernel(reduction(1, jt.logaddexp, policy), x)
     wide = x.astype(np.float64)
     np.testing.assert_allclose(got, np.logaddexp.reduce(wide, 1), rtol=2e-6)
     fn = reduction(1, jt.welford, policy)
     for shape in ((64, 4096), (65, 4099)):
         x = draw("var", shape) + np.float32(100)
-        count, mean, m2 = gpu(functools.partial(fn, implementation=IMPLEMENTATION), x)
+        count, mean, m2 = kernel(fn, x)
         wide = x.astype(np.float64)
         np.testing.assert_array_equal(count, shape[1])
         np.testing.assert_allclose(mean, wide.mean(1), rtol=1e-6)
@@ -245,8 +234,8 @@ def test_jit_vmap_and_grad_run_the_kernels():
 
         return jax.grad(loss)(x)
 
-    got = run("gpu", slope, x)[0]
-    want = run("cpu", functools.partial(slope, implementation="reference"), x)[0]
+    got = on_gpu(slope, x)
+    want = on_cpu(functools.partial(slope, implementation="reference"), x)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
@@ -263,23 +252,16 @@ LARGE = [
 def test_large_arrays(shape, axis, dtype):
     # Integers wrap alike in every order, so NumPy is the oracle.
     x = np.random.default_rng(1).integers(0, 2**20, shape, dtype=dtype)
-    add = functools.partial(
-        reduction(axis, jt.add, "fixed_tree"), implementation=IMPLEMENTATION
-    )
-    np.testing.assert_array_equal(run("gpu", add, x)[0], x.sum(axis, dtype=dtype))
-    scan = functools.partial(
-        prefixes(axis, jt.add, "ordered_tree"), implementation=IMPLEMENTATION
-    )
-    np.testing.assert_array_equal(run("gpu", scan, x)[0], x.cumsum(axis, dtype=dtype))
+    total = kernel(reduction(axis, jt.add, "fixed_tree"), x)
+    np.testing.assert_array_equal(total, x.sum(axis, dtype=dtype))
+    shown = kernel(prefixes(axis, jt.add, "ordered_tree"), x)
+    np.testing.assert_array_equal(shown, x.cumsum(axis, dtype=dtype))
 
 
 def test_a_batch_does_not_change_a_rows_bits():
     x = draw("batch", (4096, 4097))
-    fn = functools.partial(
-        reduction(1, jt.add, "fixed_tree"), implementation=IMPLEMENTATION
-    )
-    many, one = run("gpu", fn, x)[0], run("gpu", fn, x[:1])[0]
-    np.testing.assert_array_equal(bits(many[:1]), bits(one))
+    fn = reduction(1, jt.add, "fixed_tree")
+    oracle.same_bits(kernel(fn, x)[:1], kernel(fn, x[:1]))
 
 
 def test_fifty_runs_agree():

@@ -6,11 +6,6 @@ import pytest
 import jaxtile as jt
 import targets
 
-try:
-    import libtpu
-except ImportError:
-    libtpu = None
-
 
 def _reduce(axis, **params):
     def body(x_ref, o_ref):
@@ -102,7 +97,7 @@ def test_a_reducer_is_refused_for_what_its_functions_use():
     assert "float16 is not computed with" in answer.reason
 
 
-@pytest.mark.skipif(libtpu is None, reason="no libtpu for this Python")
+@targets.needs_libtpu
 @pytest.mark.parametrize("policy", ["unordered_tree", "fixed_tree"])
 def test_libtpu_compiles_a_ragged_masked_seeded_sum(policy):
     row = targets.spec((300,))

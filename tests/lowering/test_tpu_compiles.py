@@ -10,7 +10,7 @@ import pytest
 import jaxtile as jt
 import targets
 
-pytest.importorskip("libtpu", reason="no libtpu for this Python")
+pytestmark = targets.needs_libtpu
 
 BITS = ("bitwise_and", "bitwise_or", "bitwise_xor")
 FLOATS = ("logaddexp", "welford", "matrix_affine")

@@ -7,15 +7,11 @@ import pytest
 
 import jaxtile as jt
 import oracle
+import rules
 import targets
 from jaxtile.pallas_lowering.tpu import _blocks, _grid
 from jaxtile.pallas_lowering.tpu import whole_reduce as reduce_kernel
 from jaxtile.pallas_lowering.tpu import whole_scan as scan_kernel
-
-try:
-    import libtpu
-except ImportError:
-    libtpu = None
 
 RULES = {
     jt.primitives.reduce_p: reduce_kernel.reduce_array,
@@ -39,7 +35,7 @@ def _values(shape, dtype="float32", seed=0):
 
 
 def _same(call, *args):
-    got = jax.jit(targets.replaced(call, RULES))(*args)
+    got = jax.jit(rules.replaced(RULES, call))(*args)
     want = jax.tree.leaves(jax.jit(call)(*args))
     for a, b in zip(got, want, strict=True):
         oracle.same_bits(a, b)
@@ -163,7 +159,7 @@ _LARGE = [
 ]
 
 
-@pytest.mark.skipif(libtpu is None, reason="no libtpu for this Python")
+@targets.needs_libtpu
 @pytest.mark.parametrize("policy", ["unordered_tree", "fixed_tree", "fold_left"])
 @pytest.mark.parametrize(("shape", "axis"), _LARGE)
 def test_libtpu_compiles_every_form(shape, axis, policy):
