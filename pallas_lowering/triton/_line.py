@@ -106,6 +106,10 @@ def halves(v, backward=False):
 def weave(a, b, backward=False):
     """The inverse of `halves`."""
     a, b = (b, a) if backward else (a, b)
+    if a.size == 1:
+        # XLA's Triton compiler (jax 0.11.2) dies at a `tt.join` of single elements.
+        wide = (*a.shape[:-1], 2)
+        return jnp.where(places(wide) == 0, *(jnp.broadcast_to(v, wide) for v in (a, b)))
     pairs = lax.concatenate([a[..., None], b[..., None]], a.ndim)
     return pairs.reshape(*a.shape[:-1], 2 * a.shape[-1])
 

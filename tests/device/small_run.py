@@ -2,7 +2,11 @@
 
 compute-sanitizer --tool memcheck python tests/device/small_run.py
 compute-sanitizer --tool racecheck python tests/device/small_run.py
+
+Arguments choose backends: `small_run.py triton`. Without any, both run.
 """
+
+import sys
 
 import jax
 import numpy as np
@@ -24,11 +28,12 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for shape in ((5, 1001), (1, 40003), (3001, 3)):
         x = rng.standard_normal(shape, dtype=np.float32)
-        for call in CALLS.values():
-            for backend in ("mosaic_gpu", "triton"):
+        for name, call in CALLS.items():
+            for backend in sys.argv[1:] or ("mosaic_gpu", "triton"):
+                print(shape, name, backend, end=" ", flush=True)
                 with jt.use_implementation(backend):
                     jax.block_until_ready(jax.jit(call)(x))
-        print(shape, *CALLS, flush=True)
+                print("ran", flush=True)
 
 
 if __name__ == "__main__":
