@@ -330,7 +330,7 @@ def tpu() -> Hooks:
     return Hooks(register, lowering.lower_fun, rules.__contains__, lambda: None)
 
 
-_MOST_WARPGROUPS = 8
+MOST_WARPGROUPS = 8
 
 
 def mosaic_gpu() -> Hooks:
@@ -351,7 +351,7 @@ def mosaic_gpu() -> Hooks:
     def register(primitive, rule, scratch_bytes=None):
         def resources(ctx, *avals, **params):
             several = ctx.axis_names.wg is not None
-            most = _MOST_WARPGROUPS if several else 1
+            most = MOST_WARPGROUPS if several else 1
             each = scratch_bytes(avals, params, several) if scratch_bytes else 0
             return lowering.Resources(smem_scratch_bytes=most * each)
 

@@ -51,7 +51,7 @@ class Machine(Values):
             self.inside[table + 8 * k : table + 8 * k + 8] = True
             spots.append(end)
             end += -(-raw.size // 1024) * 1024
-        self.threads, self.env = 1, {}
+        self.threads, self.env, self.copies = 1, {}, [[]]
         func = [
             op
             for op in self.module.body.operations
@@ -272,13 +272,38 @@ class Machine(Values):
 
     def _store(self, value, address):
         flat = np.ascontiguousarray(value.reshape(self.threads, -1))
-        raw = flat.view(np.uint8)[self.mask]
+        self._raw(address, flat.view(np.uint8)[self.mask])
+
+    def _raw(self, address, raw):
         arena, spots = self._bytes(address, raw.shape[1])
         if arena is self.shared:
             changes = (arena[spots] != raw).any(axis=1)
             self.races.touch(spots, np.flatnonzero(self.mask), changes)
         arena[spots] = raw
         assert (arena[spots] == raw).all(), "race: two threads write one place"
+
+    def op_nvvm_cp_async_shared_global(self, op, into, source):
+        size = int(op.attributes["size"])
+        arena, spots = self._bytes(source, size)
+        assert arena is self.arena
+        # Until it is waited for, nothing sensible is there.
+        self._raw(into, np.full(spots.shape, 0xFF, np.uint8))
+        self.copies[-1].append((into, arena[spots], self.mask))
+        return []
+
+    def op_nvvm_cp_async_commit_group(self, op):
+        self.copies.append([])
+        return []
+
+    def op_nvvm_cp_async_wait_group(self, op):
+        *done, now = self.copies
+        cut = max(0, len(done) - int(op.attributes["n"]))
+        self.copies = [*done[cut:], now]
+        for into, raw, mask in (copy for group in done[:cut] for copy in group):
+            saved, self.mask = self.mask, mask
+            self._raw(into, raw)
+            self.mask = saved
+        return []
 
     def op_llvm_load(self, op, address):
         return self._load(address, op.results[0].type)

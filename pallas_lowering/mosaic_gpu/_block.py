@@ -214,10 +214,10 @@ class Block:
         results = [(self.main, d) for d in sizes.shown]
         results += [(self.out, d) for d in sizes.totals]
         each = sizes.bytes(self.several)
-        offset = self.ctx.module_ctx.smem_used_bytes
+        module = self.ctx.module_ctx
 
         def code(_, *values):
-            memory = scratch_of_warpgroup(offset, each, self.several)
+            memory = scratch_of_warpgroup(module, each, self.several)
             thread = Thread(th.Words(memory))
             arrays = [f.explode(v) for f, v in zip(self.forms, values, strict=True)]
             if stage is None:

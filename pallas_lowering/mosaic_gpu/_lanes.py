@@ -19,6 +19,7 @@ from jax.experimental.mosaic.gpu import layouts, utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, memref, vector
 
+from jaxtile._jax_private import MOST_WARPGROUPS
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 
 
@@ -270,21 +271,32 @@ class Thread:
 
 # How many values of each thread cross warps at once, and the bytes that takes.
 EXCHANGED = 4
+_ALIGNED = 16
 EXCHANGE_BYTES = EXCHANGED * 128 * 8
 
 
-def scratch_of_warpgroup(offset: int, bytes_each: int, several: bool) -> ir.Value:
-    """This warpgroup's part of the shared memory from `offset` on, as a memref."""
+def scratch_of_warpgroup(module: Any, bytes_each: int, several: bool) -> ir.Value:
+    """This warpgroup's part of the kernel's free shared memory, as a memref.
+
+    Args:
+        module: the kernel's module context.
+        bytes_each: of a warpgroup.
+        several: there are other warpgroups.
+    """
     index = ir.IndexType.get()
     raw = ir.MemRefType.get(
         (utils.DYNAMIC,),
         ir.IntegerType.get_signless(8),
         memory_space=utils.smem(),
     )
-    start = arith.constant(index, offset)
+    start = arith.constant(index, module.smem_used_bytes)
     if several:
+        # One pitch for all ops of the kernel, however much each needs: a warpgroup in
+        # one op must not reach what another, an op behind, still reads.
+        free = module.smem_requested_bytes - module.smem_used_bytes
+        pitch = free // MOST_WARPGROUPS // _ALIGNED * _ALIGNED
         group = th.divided(th.thread_in_block(), 128)[0]
-        skip = arith.index_cast(index, arith.muli(group, th.i32(bytes_each)))
+        skip = arith.index_cast(index, arith.muli(group, th.i32(pitch)))
         start = arith.addi(start, skip)
     words = ir.MemRefType.get(
         (bytes_each // 4,),

@@ -6,7 +6,7 @@ trees are the subtrees of `fixed_tree`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Warps that keep an H200's memory busy.
 _ENOUGH_WARPS = 8192
@@ -74,6 +74,10 @@ def reduce_rows(outer: int, n: int, vector: int, leaves: int) -> Rows:
     return Rows(vector, registers, span, warps, -(-n // (span * warps)))
 
 
+# Warps of a CTA where each thread has fibres of its own.
+WARPS = 4
+
+
 @dataclass(frozen=True)
 class Columns:
     """A thread for each chunk of each fibre.
@@ -83,12 +87,14 @@ class Columns:
         block: places written out in the loop's body.
         chunk: elements of one thread's stretch of a fibre.
         chunks: stretches of a fibre; more than one need another launch.
+        ring: blocks that a thread copies to shared memory ahead; 0 loads to registers.
     """
 
     vector: int
     block: int
     chunk: int
     chunks: int
+    ring: int = 0
 
 
 def reduce_columns(
@@ -147,3 +153,25 @@ def scan_columns(fibres: int, n: int, vector: int, leaves: int, whole: bool) -> 
     wanted = -(-8 * _ENOUGH_THREADS * vector // fibres)
     chunk = max(4 * block, power_of_two(-(-n // wanted)))
     return Columns(vector, block, chunk, -(-n // chunk))
+
+
+# Places of a ring's block, blocks of a ring, and the shared memory of a CTA that has a
+# multiprocessor for itself.
+_RING_BLOCK, _RING, _RING_BYTES = 16, 8, 128 * 1024
+
+
+def ringed(plan: Columns, fibres: int, bytes_each: int) -> Columns:
+    """Chains of few threads through shared memory: registers hold too few loads.
+
+    Args:
+        plan: the chain's.
+        fibres: how many there are.
+        bytes_each: of a place of a fibre.
+    """
+    threads = fibres // plan.vector
+    if threads >= 4 * _ENOUGH_THREADS or plan.chunk < 4 * _RING * _RING_BLOCK:
+        return plan
+    room = _RING_BYTES if threads <= 2 * _ENOUGH_THREADS else _RING_BYTES // 2
+    most = room // (32 * WARPS * _RING_BLOCK * plan.vector * bytes_each)
+    ring = min(_RING, power_of_two(most + 1) // 2)
+    return replace(plan, block=_RING_BLOCK, ring=ring) if ring >= 4 else plan

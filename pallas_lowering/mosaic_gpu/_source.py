@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -70,6 +70,13 @@ class Reader:
             source = arith.subi(th.i64(self.fibres.shape[1] - n), position)
         return source if exists is None else arith.select(exists, source, th.i64(0))
 
+    def offset(self, base, position, n: int, exists, along: bool) -> ir.Value:
+        """Where the load of these places begins: the arguments of `fetch`."""
+        source = self._source(position, n if along else 1, exists)
+        if not along:
+            source = arith.muli(source, th.i64(self.fibres.shape[2]))
+        return arith.addi(base, source)
+
     def fetch(self, base, position, n: int, exists, along: bool) -> list[ir.Value]:
         """What one load of each operand gives: `n` values of each, one after the other.
 
@@ -80,10 +87,7 @@ class Reader:
             exists: the bit for all of them, or None.
             along: which of the two.
         """
-        source = self._source(position, n if along else 1, exists)
-        if not along:
-            source = arith.muli(source, th.i64(self.fibres.shape[2]))
-        offset = arith.addi(base, source)
+        offset = self.offset(base, position, n, exists, along)
         found = [b.load(offset, n) for b in self.buffers]
         if along and self.fibres.flipped:
             found = [f[::-1] for f in found]
@@ -127,7 +131,27 @@ class Reader:
         return [position if is_wide else arith.trunci(kind, position)]
 
 
-class Stretch:
+class Source:
+    """Places that a walk takes block by block."""
+
+    def fetch(self, first: ir.Value, times: int) -> list[ir.Value]:
+        """The loads of `times` places from `first` on."""
+        raise NotImplementedError
+
+    def loop(self, count, first: Callable, times: int, body: Callable, carry: Sequence):
+        """Walk over blocks, each loaded while the one before it is computed.
+
+        Args:
+            count: how many blocks, at least one.
+            first: `block -> its first place`.
+            times: places of a block.
+            body: `(block, loaded, carry) -> carry`.
+            carry: what goes from block to block.
+        """
+        return th.pipelined(count, lambda t: self.fetch(first(t), times), body, carry)
+
+
+class Stretch(Source):
     """Successive places of neighbouring fibres, for a walk along them.
 
     Args:

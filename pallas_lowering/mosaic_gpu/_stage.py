@@ -34,20 +34,6 @@ _FIBRE_ALONE, _FIBRE_OF_SEVERAL = 128 * 1024, 24 * 1024
 _LESS_FOR_TREES = 4
 
 
-class Shared(th.Buffer):
-    """An array in this warpgroup's shared memory.
-
-    Args:
-        memory: the memref.
-        offset: of the array, in bytes.
-        dtype: of its elements in registers.
-    """
-
-    def __init__(self, memory: ir.Value, offset: int, dtype: np.dtype):
-        base, byte = utils.memref_ptr(memory), ir.IntegerType.get_signless(8)
-        self._begin(utils.getelementptr(base, [offset], byte), dtype)
-
-
 @dataclass(frozen=True)
 class Stage:
     """How fibres lie in shared memory, as many at a time as it takes.
@@ -120,7 +106,7 @@ class Stage:
             (totals, self.totals),
         ]
         arrays = [
-            [Shared(memory, o, d) for o, d in zip(offsets, dtypes, strict=True)]
+            [th.Shared(memory, o, d) for o, d in zip(offsets, dtypes, strict=True)]
             for offsets, dtypes in kinds
         ]
         return Program(arrays[0] + arrays[1], arrays[2] + arrays[3], None)

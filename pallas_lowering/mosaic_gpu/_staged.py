@@ -13,13 +13,13 @@ from jaxlib.mlir.dialects import arith
 
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._plan import STAGE
-from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres, Reader
+from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres, Reader, Source
 
 # One slot more, so that lanes that read one column meet no common bank.
 _PITCH = STAGE + 1
 
 
-class Staged:
+class Staged(Source):
     """A source of chains over rows, as `Stretch` is, for blocks of `STAGE` places.
 
     Args:

@@ -72,6 +72,14 @@ def thread_in_block() -> ir.Value:
     return utils.thread_idx()
 
 
+def block_from_end(blocks: int) -> ir.Value:
+    """`block` counted from the end of the grid.
+
+    What the launch before has read last may lie in the cache still.
+    """
+    return arith.subi(i32(blocks - 1), block())
+
+
 def block() -> ir.Value:
     """This CTA's number in the grid, as 32 bits."""
     parts = [gpu.block_id(d) for d in gpu.Dimension]
@@ -246,11 +254,40 @@ def branch(
     return list(op.results)
 
 
+class Shared(Buffer):
+    """An array in shared memory.
+
+    Args:
+        memory: the memref.
+        offset: of the array, in bytes.
+        dtype: of its elements in registers.
+    """
+
+    def __init__(self, memory: ir.Value, offset: int, dtype: Any):
+        byte = ir.IntegerType.get_signless(8)
+        base = utils.getelementptr(utils.memref_ptr(memory), [offset], byte)
+        self._begin(base, dtype)
+
+    def copy(self, source: Buffer, at: ir.Value, offset: ir.Value, n: int) -> None:
+        """Begin to copy `n` neighbouring elements to `offset`; the thread goes on."""
+        space = llvm.PointerType.get(3)
+        into = llvm.addrspacecast(space, self._at(offset))
+        size = n * self.bytes
+        # 16 bytes may pass by the first cache.
+        kind = nvvm.LoadCacheModifierKind
+        modifier = kind.CG if size == 16 else kind.CA
+        nvvm.cp_async_shared_global(into, source._at(at), size, modifier)
+
+
 class Words:
     """Shared memory as 64-bit slots that hold one register value each."""
 
     def __init__(self, ref: ir.Value):
-        self.base = utils.memref_ptr(ref)
+        self.ref, self.base = ref, utils.memref_ptr(ref)
+
+    def array(self, offset: int, dtype: Any) -> Shared:
+        """An array of plain elements from a byte on."""
+        return Shared(self.ref, offset, dtype)
 
     def _at(self, slot):
         return utils.getelementptr(self.base, [slot], _bits(64))

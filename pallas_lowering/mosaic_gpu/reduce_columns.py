@@ -82,7 +82,7 @@ def chain_blocks(algebra: Algebra, n: int, plan, source, states, advance):
         algebra: the reducer.
         n: how many places.
         plan: how many at once.
-        source: `fetch(first, times)` loads them.
+        source: loads them.
         states: where to start, or None to start from the first place.
         advance: `(states, loaded, first, times) -> states`.
 
@@ -106,12 +106,8 @@ def chain_blocks(algebra: Algebra, n: int, plan, source, states, advance):
             states = _unpacked(algebra, carry, like)
             return _packed(algebra, advance(states, raw, first(t), times))
 
-        carry = th.pipelined(
-            th.i32(count),
-            lambda t: source.fetch(first(t), times),
-            body,
-            _packed(algebra, states),
-        )
+        start = _packed(algebra, states)
+        carry = source.loop(th.i32(count), first, times, body, start)
         return _unpacked(algebra, carry, like)
 
     whole = (n - head) // block

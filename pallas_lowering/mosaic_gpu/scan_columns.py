@@ -10,11 +10,11 @@ from jaxtile.pallas_lowering.mosaic_gpu import _states as st
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._before import Before, Carry, Seed
 from jaxtile.pallas_lowering.mosaic_gpu._launch import Program, launch
+from jaxtile.pallas_lowering.mosaic_gpu._plan import WARPS
+from jaxtile.pallas_lowering.mosaic_gpu._ring import Ring, slots
 from jaxtile.pallas_lowering.mosaic_gpu._shown import Shown
 from jaxtile.pallas_lowering.mosaic_gpu._source import Block, Reader, Stretch
 from jaxtile.pallas_lowering.mosaic_gpu.reduce_columns import chain_blocks
-
-_WARPS = 4
 
 
 def columns(fibres, seed: Seed, shown: Shown, plan: _plan.Columns, chain, fixed):
@@ -22,11 +22,13 @@ def columns(fibres, seed: Seed, shown: Shown, plan: _plan.Columns, chain, fixed)
     v = plan.vector
     groups = outer * inner // v
     spread = len(fibres.operands)
+    blocks = -(-groups * plan.chunks // (th.WARP * WARPS))
 
     def body(program: Program):
         reader = Reader(fibres, program.inputs[:spread])
+        block = th.block_from_end(blocks) if plan.chunks > 1 else th.block()
         thread = arith.addi(
-            arith.muli(th.i64(th.block()), th.i64(th.WARP * _WARPS)),
+            arith.muli(th.i64(block), th.i64(th.WARP * WARPS)),
             th.i64(th.thread_in_block()),
         )
         with th.when(th.less(thread, th.i64(groups * plan.chunks))):
@@ -41,13 +43,13 @@ def columns(fibres, seed: Seed, shown: Shown, plan: _plan.Columns, chain, fixed)
             walk.begin(Before(fibres, seed, program.inputs[spread:]), chunk, unit)
             (walk.chain if chain else walk.tree)(fixed)
 
-    threads = groups * plan.chunks
     return launch(
         body,
         shown.outs,
         [*fibres.operands, *seed.operands],
-        blocks=-(-threads // (th.WARP * _WARPS)),
-        warps=_WARPS,
+        blocks=blocks,
+        warps=WARPS,
+        slots=slots(fibres, plan),
     )
 
 
@@ -137,11 +139,16 @@ class Walk:
             th.equal(end, th.i64(self.plan.chunk)), self.lasts[k], after
         )
 
+    def _source(self):
+        if self.plan.ring:
+            return Ring(self.reader, self.base, self.plan, self.program.words)
+        return Stretch(self.reader, self.base, self.plan.vector)
+
     def chain(self, fixed: bool) -> None:
         """The strict chain, one place after the other."""
         del fixed
         algebra = self.algebra
-        source = Stretch(self.reader, self.base, self.plan.vector)
+        source = self._source()
 
         def advance(states, raw, first, times):
             for j, places in enumerate(source.places(raw, first, times)):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxtile.pallas_lowering.mosaic_gpu import _plan, whole_reduce
+from jaxtile.pallas_lowering.mosaic_gpu import _plan, _ring, whole_reduce
 from jaxtile.pallas_lowering.mosaic_gpu._before import Seed
 from jaxtile.pallas_lowering.mosaic_gpu._shown import Shown
 from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres
@@ -44,6 +44,8 @@ def _scan(fibres: Fibres, seed: Seed, shown: Shown, policy: Policy) -> list[jax.
     elif policy.kind is Kind.TREE and fibres.algebra.spec.reducer is affine:
         # A recurrence as it is written: one multiply and one add a step.
         chain = True
+    if chain and inner > 1 and _ring.serves(fibres, plan.vector):
+        plan = _plan.ringed(plan, outer * inner, _ring.bytes_each(fibres))
     return columns(fibres, seed, shown, plan, chain, fixed)
 
 

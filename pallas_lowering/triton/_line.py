@@ -109,7 +109,9 @@ def weave(a, b, backward=False):
     if a.size == 1:
         # XLA's Triton compiler (jax 0.11.2) dies at a `tt.join` of single elements.
         wide = (*a.shape[:-1], 2)
-        return jnp.where(places(wide) == 0, *(jnp.broadcast_to(v, wide) for v in (a, b)))
+        return jnp.where(
+            places(wide) == 0, *(jnp.broadcast_to(v, wide) for v in (a, b))
+        )
     pairs = lax.concatenate([a[..., None], b[..., None]], a.ndim)
     return pairs.reshape(*a.shape[:-1], 2 * a.shape[-1])
 

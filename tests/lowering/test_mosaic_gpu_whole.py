@@ -110,6 +110,11 @@ def _data(shape, dtype="float32", seed=0):
     return x
 
 
+_sum_and_difference = jt.Reducer(
+    merge=lambda a, b: (a[0] + b[0], a[1] - b[1]), name="sum and difference"
+)
+
+
 def _mask(shape):
     """A row or column without anything, and gaps."""
     mask = np.random.default_rng(7).random(shape) < 0.5
@@ -216,6 +221,20 @@ def test_a_long_row_is_scanned_in_chunks(machine, small):
         1,
         2,
     ]
+
+
+@pytest.mark.parametrize("direction", ["prefix", "reverse"])
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float64", "float32")])
+def test_chains_come_through_a_ring(machine, dtypes, direction):
+    # Blocks of 16 after the first 32 places, and 5 places behind the last.
+    with jax.enable_x64("float64" in dtypes):
+        a, b = (_data((2, 613, 72), d, seed=k) for k, d in enumerate(dtypes))
+
+        def fn(*given):
+            kwargs = {"policy": "fold_left", "direction": direction}
+            return jt.scan(given, 1, _sum_and_difference, return_final=True, **kwargs)
+
+        _check(machine, fn, a, b)
 
 
 @pytest.mark.parametrize("missing", ["barrier", "warp_barrier"])
