@@ -1,6 +1,8 @@
 """Time reduce, scan and cast on a GPU beside XLA's own ops and PyTorch.
 
     python benchmarks/gpu_reduce_scan.py            # measure, write results/gpu.*
+    python benchmarks/gpu_reduce_scan.py triton     # results/gpu_triton.*
+    python benchmarks/gpu_reduce_scan.py mosaic_gpu "scan add"  # some, write nothing
 
 Every answer is compared with the peer's before anything is timed. Ours, the peers and a
 copy take turns in one process, in rotating order; a sample is many calls and one wait,
@@ -60,18 +62,28 @@ class Case:
     calls: int = CALLS
 
 
-def _reduce(axis, reducer, policy, pick=None, name=None):
+def _reduce(axis, reducer, policy, pick=None):
     def fn(x):
-        found = jt.reduce(
-            x, axis, reducer, policy=policy, implementation=name or "mosaic_gpu"
-        )
+        found = jt.reduce(x, axis, reducer, policy=policy)
         return found if pick is None else pick(found)
 
     return fn
 
 
+def _reference_fold(x):
+    return jt.reduce(x, 1, jt.add, policy="fold_left", implementation="reference")
+
+
 def _scan(axis, reducer, policy="ordered_tree", **params):
     return lambda x: jt.scan(x, axis, reducer, policy=policy, **params)
+
+
+def _narrow_normal(key, shape):
+    return jax.random.normal(key, shape, jnp.bfloat16)
+
+
+def _narrow_cumsum(x):
+    return jnp.cumsum(x.astype(jnp.float32), 1).astype(jnp.bfloat16)
 
 
 def _index(found):
@@ -129,7 +141,7 @@ def _reductions() -> list[Case]:
             Case(f"reduce logaddexp, rows, {policy}", (ROWS,),
                  _reduce(1, jt.logaddexp, policy), lse, 1.8, 1),
         ]  # fmt: skip
-    loop = {"fori_loop": _reduce(1, jt.add, "fold_left", name="reference")}
+    loop = {"fori_loop": _reference_fold}
     fold = _reduce(1, jt.add, "fold_left")
     cases.append(
         Case("reduce add, rows, fold_left", (ROWS,), fold, loop, 100, 1, calls=3)
@@ -159,6 +171,8 @@ def _scans() -> list[Case]:
         Case("scan add, axis 0", (ROWS,), _scan(0, jt.add), cumsum(0), 2.1, 2, **wide),
         Case("scan add, 1-D", (line,), _scan(0, jt.add), cumsum(0), 2.1, 2, torch(0),
              **wide),
+        Case("scan add, rows, bf16", (ROWS,), _scan(1, jt.add, out_dtype=jnp.bfloat16),
+             {"jnp.cumsum": _narrow_cumsum}, 3.0, 2, draw=_narrow_normal, bound=1e-2),
         Case("scan maximum, rows", (ROWS,), _scan(1, jt.maximum), top, 3.0, 2),
         Case("scan logaddexp, rows", (ROWS,), _scan(1, jt.logaddexp), lse, 3.0, 2,
              calls=5),
@@ -239,12 +253,14 @@ def _torch_player(case, args):
     return Player(case.torch, moved, lambda out: torch.cuda.synchronize(), case.calls)
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """Check, then time one case."""
+def measure(case: Case, implementation: str | None) -> dict[str, Any]:
+    """Check, then time one case; a cast is always XLA's own conversion, guarded."""
     keys = jax.random.split(jax.random.key(0), len(case.shapes))
     args = tuple(case.draw(k, s) for k, s in zip(keys, case.shapes, strict=True))
     wait = jax.block_until_ready
-    players = {"ours": Player(jax.jit(case.ours), args, wait, case.calls)}
+    with jt.use_implementation(implementation):
+        ours = jax.jit(case.ours).lower(*args).compile()
+    players = {"ours": Player(ours, args, wait, case.calls)}
     for name, fn in case.peers.items():
         players[name] = Player(jax.jit(fn), args, wait, min(case.calls, 10))
     players["copy"] = Player(jax.jit(lambda x: x * 2), args[:1], wait, case.calls)
@@ -305,13 +321,14 @@ def _table(found: dict) -> str:
 
 
 def main() -> None:
-    """Measure every case whose name contains the first argument."""
-    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    """Measure an implementation's cases whose name contains the second argument."""
+    implementation, wanted = (*sys.argv[1:], *("mosaic_gpu", "")[len(sys.argv) - 1 :])
     results = []
     for case in [*_reductions(), *_scans(), *_casts()]:
         if wanted not in case.name:
             continue
-        found = measure(case)
+        own = None if case.name.startswith("cast") else implementation
+        found = measure(case, own)
         results.append(found)
         print(
             f"{case.name:34s} {found['ours_s'] * 1e3:8.3f} ms  "
@@ -322,11 +339,12 @@ def main() -> None:
         )
         gc.collect()
     found = {**report.circumstances(), "gpu": jax.devices()[0].device_kind}
-    found["command"] = "python benchmarks/gpu_reduce_scan.py"
+    found["command"] = f"python benchmarks/gpu_reduce_scan.py {implementation}"
     found = {**found, "rounds": ROUNDS, "calls": CALLS, "cases": results}
     if not wanted:
-        (report.RESULTS / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
-        (report.RESULTS / "gpu.md").write_text(_table(found))
+        name = "gpu" if implementation == "mosaic_gpu" else f"gpu_{implementation}"
+        (report.RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+        (report.RESULTS / f"{name}.md").write_text(_table(found))
 
 
 if __name__ == "__main__":

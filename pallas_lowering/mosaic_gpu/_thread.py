@@ -72,14 +72,6 @@ def thread_in_block() -> ir.Value:
     return utils.thread_idx()
 
 
-def block_from_end(blocks: int) -> ir.Value:
-    """`block` counted from the end of the grid.
-
-    What the launch before has read last may lie in the cache still.
-    """
-    return arith.subi(i32(blocks - 1), block())
-
-
 def block() -> ir.Value:
     """This CTA's number in the grid, as 32 bits."""
     parts = [gpu.block_id(d) for d in gpu.Dimension]
@@ -146,6 +138,21 @@ def loop(count: ir.Value, body: Callable, carry: Sequence[ir.Value]) -> list[ir.
         scf.yield_(list(body(op.induction_variable, list(op.inner_iter_args))))
     results: Any = op.results
     return list(results)
+
+
+def prefetched(
+    count: ir.Value, fetch: Callable, body: Callable, carry: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """`pipelined` with one step in the loop: short, but loaded registers are copied."""
+    last = arith.subi(count, i32(1))
+    first = list(fetch(i32(0)))
+    k = len(first)
+
+    def step(t, values):
+        ahead = fetch(arith.minsi(arith.addi(t, i32(1)), last))
+        return [*ahead, *body(t, values[:k], values[k:])]
+
+    return loop(count, step, [*first, *carry])[k:]
 
 
 def pipelined(

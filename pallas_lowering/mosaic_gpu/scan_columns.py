@@ -26,9 +26,8 @@ def columns(fibres, seed: Seed, shown: Shown, plan: _plan.Columns, chain, fixed)
 
     def body(program: Program):
         reader = Reader(fibres, program.inputs[:spread])
-        block = th.block_from_end(blocks) if plan.chunks > 1 else th.block()
         thread = arith.addi(
-            arith.muli(th.i64(block), th.i64(th.WARP * WARPS)),
+            arith.muli(th.i64(th.block()), th.i64(th.WARP * WARPS)),
             th.i64(th.thread_in_block()),
         )
         with th.when(th.less(thread, th.i64(groups * plan.chunks))):

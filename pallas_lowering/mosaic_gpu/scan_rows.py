@@ -92,15 +92,13 @@ def rows(fibres: Fibres, seed: Seed, shown: Shown, plan: _plan.Rows, fixed: bool
     step = plan.tile * plan.warps
     ragged = n % step != 0
     each = max(1, _WARPS // plan.warps)
-    blocks = -(-units // each)
     spread = len(fibres.operands)
 
     def body(program: Program):
         reader = Reader(fibres, program.inputs[:spread])
         warp, lane = th.divided(th.thread_in_block(), th.WARP)
         group, part = th.divided(warp, plan.warps)
-        block = th.block_from_end(blocks) if plan.chunks > 1 else th.block()
-        unit = arith.addi(arith.muli(block, th.i32(each)), group)
+        unit = arith.addi(arith.muli(th.block(), th.i32(each)), group)
         inside = th.less(unit, th.i32(units))
         unit = th.i64(arith.minsi(unit, th.i32(units - 1)))
         row, chunk = th.divided(unit, plan.chunks)
@@ -160,7 +158,7 @@ def rows(fibres: Fibres, seed: Seed, shown: Shown, plan: _plan.Rows, fixed: bool
         body,
         shown.outs,
         [*fibres.operands, *seed.operands],
-        blocks=blocks,
+        blocks=-(-units // each),
         warps=max(_WARPS, plan.warps),
         slots=2 * plan.warps * width if plan.warps > 1 else 0,
     )

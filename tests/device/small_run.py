@@ -19,6 +19,7 @@ CALLS = {
     "staged fold": lambda x: jt.reduce(x, 1, jt.add, policy="fold_left"),
     "scan of rows": lambda x: jt.scan(x, 1, jt.add, policy="fixed_tree"),
     "scan of columns": lambda x: jt.scan(x, 0, jt.add, direction="suffix"),
+    "chain of columns": lambda x: jt.scan(x, 0, jt.add, policy="fold_left"),
     "chain": lambda x: jt.scan(x, 1, jt.welford, policy="fold_left"),
 }
 
