@@ -141,7 +141,7 @@ def _reductions() -> list[Case]:
             Case(f"reduce logaddexp, rows, {policy}", (ROWS,),
                  _reduce(1, jt.logaddexp, policy), lse, 1.8, 1),
         ]  # fmt: skip
-    loop = {"fori_loop": _reference_fold}
+    loop = {"fori_loop": _loop, "reference": _reference_fold}
     fold = _reduce(1, jt.add, "fold_left")
     cases.append(
         Case("reduce add, rows, fold_left", (ROWS,), fold, loop, 100, 1, calls=3)
