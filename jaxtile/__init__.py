@@ -34,8 +34,11 @@ from jaxtile.composite import Moments as Moments
 from jaxtile.composite import product as product
 from jaxtile.composite import segmented as segmented
 from jaxtile.composite import welford as welford
+from jaxtile.contraction import matmul as matmul
+from jaxtile.contraction import mma as mma
 from jaxtile.dims import Dim as Dim
 from jaxtile.dims import dims as dims
+from jaxtile.einsum import einsum as einsum
 from jaxtile.elementwise import abs as abs
 from jaxtile.elementwise import ceil as ceil
 from jaxtile.elementwise import cos as cos
@@ -64,6 +67,7 @@ from jaxtile.explain import explain as explain
 from jaxtile.explain import support_table as support_table
 from jaxtile.explain import supports as supports
 from jaxtile.laws import check_laws as check_laws
+from jaxtile.policy import MmaPolicy as MmaPolicy
 from jaxtile.recurrences import affine as affine
 from jaxtile.recurrences import matrix_affine as matrix_affine
 from jaxtile.reducers import Laws as Laws
