@@ -38,7 +38,6 @@ from jaxtile.contraction import matmul as matmul
 from jaxtile.contraction import mma as mma
 from jaxtile.dims import Dim as Dim
 from jaxtile.dims import dims as dims
-from jaxtile.einsum import einsum as einsum
 from jaxtile.elementwise import abs as abs
 from jaxtile.elementwise import ceil as ceil
 from jaxtile.elementwise import cos as cos
@@ -76,6 +75,7 @@ from jaxtile.reducers import Reducer as Reducer
 from jaxtile.reduction import linear_recurrence as linear_recurrence
 from jaxtile.reduction import reduce as reduce
 from jaxtile.reduction import scan as scan
+from jaxtile.summation import einsum as einsum
 from jaxtile.tile import Tile as Tile
 from jaxtile.tile import tile as tile
 

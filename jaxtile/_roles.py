@@ -83,7 +83,7 @@ def by_places(op: str, a: Any, b: Any) -> Plan:
     for x, ends in ((a, ("m", "K")[-a.ndim :]), (b, ("K", "n")[: b.ndim])):
         labels.append((*range(2 - x.ndim, 0), *ends))
     (a, la), (b, lb) = drop_ones(
-        (a, labels[0]), (b, labels[1]), lambda d: d not in "Kmn"
+        (a, labels[0]), (b, labels[1]), lambda d: isinstance(d, int)
     )
     batch = sorted({d for d in (*la, *lb) if isinstance(d, int)})
     out = (*batch, *(d for d in "mn" if d in (*la, *lb)))

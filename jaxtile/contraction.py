@@ -16,9 +16,10 @@ from jaxtile.dims import Dim
 from jaxtile.errors import TileTypeError, message
 from jaxtile.policy import MmaPolicy
 from jaxtile.primitives._contract import numbered
+from jaxtile.primitives._contract_checks import accumulator_of, check_sizes
 from jaxtile.primitives._functions import IN_JAX
 from jaxtile.primitives.map import region_of
-from jaxtile.primitives.mma import accumulator_of, bind_mma, check_sizes
+from jaxtile.primitives.mma import bind_mma
 from jaxtile.tile import Tile
 
 _SEED = "The seed has the result's shape, or one that broadcasts to it."

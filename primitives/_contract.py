@@ -82,7 +82,7 @@ def contract(a, b, c, dims: Dims, policy: MmaPolicy, acc, platform: str):
     if any(_is_zero(a.shape[d]) for d in dims.contracted):
         return jnp.zeros(dims.shape(a.shape, b.shape), acc) if c is None else c
     if is_chain(policy, acc):
-        return _chain(a, b, c, dims, policy, acc)
+        return chain(a, b, c, dims, policy, acc)
     floats = jnp.issubdtype(acc, jnp.floating)
     every = policy.promote_every if floats else None
     run = functools.partial(products, policy=policy, acc=acc, platform=platform)
@@ -109,9 +109,16 @@ def carrier(a, b, acc) -> np.dtype:
 
 def to_carrier(x, dtype):
     """An input in the carrier's format."""
-    if formats.format_of(x.dtype).category is formats.Category.STORAGE:
-        return x.astype(dtype)  # exact, as carriers are chosen
-    return convert(x, dtype)
+    # Compilers lose float32 subnormals on the way to float64.
+    if formats.embeds(x.dtype, dtype) and dtype != jnp.float64:
+        return x.astype(dtype)
+    return convert(decode(x), dtype)
+
+
+def decode(x):
+    """A storage format in the one that holds it exactly; others as they are."""
+    wide = formats.decoded(x.dtype)
+    return x if x.dtype == wide else x.astype(wide)
 
 
 def parts_of(x, policy: MmaPolicy) -> list:
@@ -204,13 +211,18 @@ def _flat(x, labels: Sequence[int], k: Sequence[int]):
 def _promoted(run: Callable, a, b, dims: Dims, every: int):
     """Groups of `every` products, their sums added in true floats, in the order of K."""
     k = dims.contracted
-    (a, la), (b, lb) = _flat(a, dims.a, k), _flat(b, dims.b, k)
-    inner = numbered(("k", *la), ("k", *lb), dims.out)
-    count = a.shape[0]
+    if len(k) != 1:
+        (a, la), (b, lb) = _flat(a, dims.a, k), _flat(b, dims.b, k)
+        dims, k = numbered(("k", *la), ("k", *lb), dims.out), (0,)
+    axes = dims.a.index(k[0]), dims.b.index(k[0])
+    count = a.shape[axes[0]]
 
     def group(start, size):
-        pieces = [lax.dynamic_slice_in_dim(v, start, size) for v in (a, b)]
-        return run(*pieces, inner)
+        pieces = [
+            lax.dynamic_slice_in_dim(v, start, size, axis)
+            for v, axis in zip((a, b), axes, strict=True)
+        ]
+        return run(*pieces, dims)
 
     whole, rest = divmod(count, every)
     if not whole:
@@ -221,11 +233,11 @@ def _promoted(run: Callable, a, b, dims: Dims, every: int):
     return total + group(whole * every, rest) if rest else total
 
 
-def _chain(a, b, c, dims: Dims, policy: MmaPolicy, acc):
+def chain(a, b, c, dims: Dims, policy: MmaPolicy, acc):
     """One product a step, in the order of K, from the seed: nothing fuses or regroups."""
     k = dims.contracted
     shape = dims.shape(a.shape, b.shape)
-    a, b = (_as_inputs(v, policy, acc) for v in (a, b))
+    a, b = (chain_input(v, policy, acc) for v in (a, b))
     sides = []
     for v, labels in ((a, dims.a), (b, dims.b)):
         v, rest = _flat(v, labels, k)
@@ -236,7 +248,7 @@ def _chain(a, b, c, dims: Dims, policy: MmaPolicy, acc):
 
     def body(i, z):
         x, y = (lax.broadcast_in_dim(_at(v, i), shape, place) for v, place in sides)
-        return evaluate(_step, z, x, y)
+        return step(z, x, y)
 
     # -0.0 is the identity of a float sum, so that the first product keeps its bits.
     start = jnp.full(shape, -0.0, acc) if c is None else c
@@ -247,14 +259,17 @@ def _at(v, i):
     return lax.dynamic_index_in_dim(v, i, 0, keepdims=False)
 
 
+def step(z, x, y):
+    """One step of a chain: the product rounds, then the sum."""
+    return evaluate(_step, z, x, y)
+
+
 def _step(z, x, y):
     return z + x * y
 
 
-def _as_inputs(x, policy: MmaPolicy, acc):
+def chain_input(x, policy: MmaPolicy, acc):
     """An input of a chain in the accumulator's format, rounded as the policy names."""
     if policy.input_precision not in (None, "f32"):
         (x,) = parts_of(x, policy)
-    if formats.format_of(x.dtype).category is formats.Category.STORAGE:
-        x = x.astype(formats.decoded(x.dtype))
-    return convert(x, acc)
+    return to_carrier(x, acc)

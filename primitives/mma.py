@@ -23,18 +23,19 @@ import numpy as np
 from jax.interpreters import ad
 
 from jaxtile import formats
-from jaxtile._jax_private import align_varying, sharding_spec
-from jaxtile.errors import (
-    NoDerivativeError,
-    PolicyError,
-    TileShapeError,
-    TileTypeError,
-    message,
-)
+from jaxtile._jax_private import align_varying
+from jaxtile.errors import NoDerivativeError, TileShapeError, message
 from jaxtile.policy import MmaPolicy
 from jaxtile.primitives import _contract
 from jaxtile.primitives._bind import of_tangent
-from jaxtile.primitives._contract import Dims, numbered
+from jaxtile.primitives._contract import numbered
+from jaxtile.primitives._contract_checks import (
+    accumulator_of,
+    check_labels,
+    check_policy,
+    check_sizes,
+    spec_of,
+)
 from jaxtile.primitives._define import Out, define, zero_tangent
 from jaxtile.primitives._scalar import convert, evaluate
 from jaxtile.primitives._tangent import float_tangent
@@ -74,7 +75,7 @@ def bind_mma(
     operands = [a, b, *(() if c is None else (c,)), *captured]
     return mma_p.bind(
         *align_varying(operands),
-        dims=numbered(*labels),
+        roles=numbered(*labels),
         policy=policy,
         acc=np.dtype(acc),
         seeded=c is not None,
@@ -84,158 +85,19 @@ def bind_mma(
     )[0]
 
 
-def accumulator_of(dtypes: Sequence, acc_dtype, op: str) -> np.dtype:
-    """The accumulator of products: the rule of `formats.accumulator`, or as stated.
-
-    Raises:
-        TileTypeError: a bool or scale format, a stated one that is no accumulator of them.
-    """
-    for dtype in dtypes:
-        _require_factor(dtype, op)
-    wide = functools.reduce(jnp.promote_types, map(formats.decoded, dtypes))
-    found = jax.dtypes.canonicalize_dtype(formats.accumulator(wide))
-    if acc_dtype is None:
-        return np.dtype(found)
-    acc = formats.require_arithmetic(acc_dtype, op).dtype
-    _check_accumulator(acc, found, op)
-    return formats.require_enabled(acc, op)
-
-
-def _require_factor(dtype, op):
-    name = formats.format_of(dtype, op).name
-    if name == "bool":
-        got, way_out = "bool", 'Say what a sum of bools is: jaxtile.cast(x, "int8").'
-    elif name == "float8_e8m0fnu":
-        got = f"{name}, a format of scales"
-        way_out = "Multiply the result, or the decoded operand, by the decoded scale."
-    else:
-        return
-    raise TileTypeError(
-        message(op, expected="operands of numbers", got=got, way_out=way_out)
-    )
-
-
-def _check_accumulator(acc, natural, op):
-    floats = jnp.issubdtype(natural, jnp.floating)
-    fits = jnp.issubdtype(acc, jnp.floating) or not floats
-    if acc.kind == "b" or not fits:
-        raise TileTypeError(
-            message(
-                op,
-                expected="acc_dtype a float" if floats else "acc_dtype a number",
-                got=acc.name,
-                way_out=f"Leave it out for {np.dtype(natural).name}.",
-            )
-        )
-
-
 def unpack(operands: Sequence, seeded: bool) -> tuple[Any, Any, Any, list]:
     """Positional operands as (a, b, c or None, scalars)."""
     c = operands[2] if seeded else None
     return operands[0], operands[1], c, list(operands[2 + seeded :])
 
 
-def check_sizes(op: str, a, b, dims: Dims, names: Sequence[str] | None = None) -> None:
-    """Refuse a label of two sizes.
-
-    Args:
-        op: the op that asks, for the message.
-        a, b: the operands' shapes.
-        dims: the labels.
-        names: what the user calls each label; None names the axes.
-    """
-    for i, d in enumerate(dims.b):
-        if d in dims.a and a[dims.a.index(d)] != b[i]:
-            j = dims.a.index(d)
-            expected = f"axis {j} of a and axis {i} of b of one size"
-            if names is not None:
-                expected = f"one size of {names[d]} in a and in b"
-            raise TileShapeError(
-                message(
-                    op,
-                    expected=expected,
-                    got=f"{a[j]} and {b[i]}, of shapes {tuple(a)} and {tuple(b)}",
-                    way_out="Transpose an operand, or slice or pad it.",
-                )
-            )
-
-
-def _check_labels(a, b, dims: Dims):
-    known = [len(x.shape) == len(labels) for x, labels in ((a, dims.a), (b, dims.b))]
-    distinct = all(len(set(labels)) == len(labels) for labels in dims)
-    spans = {*dims.a, *dims.b}
-    alone = [d for d in spans if (d in dims.a) != (d in dims.b) and d not in dims.out]
-    ordered = dims.a == tuple(range(len(dims.a)))
-    if not (all(known) and distinct and ordered and spans >= {*dims.out}) or alone:
-        raise TileShapeError(
-            message(
-                "mma",
-                expected="distinct labels, one for each axis, 0, 1, ... for a's; those "
-                "of the result among them, and those of one operand alone in the result",
-                got=f"{dims} for shapes {a.shape} and {b.shape}",
-                way_out="Bind with jaxtile.primitives.mma.bind_mma, which numbers them.",
-            )
-        )
-
-
-def _check_policy(policy: MmaPolicy, acc):
-    floats = jnp.issubdtype(acc, jnp.floating)
-    name, every = policy.input_precision, policy.promote_every
-    if name is not None and acc != np.float32:
-        raise PolicyError(
-            message(
-                "mma",
-                expected="an accumulator of float32 under a named input_precision",
-                got=f"{np.dtype(acc).name} under {name!r}",
-                way_out="The names round float32 inputs: leave input_precision out.",
-            )
-        )
-    if every is not None and floats and _contract.is_narrow(acc):
-        raise PolicyError(
-            message(
-                "mma",
-                expected="an accumulator of at least float32 under promote_every",
-                got=np.dtype(acc).name,
-                way_out="Leave one of acc_dtype and promote_every out.",
-            )
-        )
-
-
-def _spec(avals, dims: Dims) -> tuple:
-    """The explicit mesh axes of the result's dimensions."""
-    found: dict = {}
-    for aval, labels in zip(avals, dims, strict=False):
-        for entry, d in zip(sharding_spec(aval), labels, strict=True):
-            if entry is not None and d in dims.contracted:
-                _fail_sharding(f"K not sharded: axis {labels.index(d)}", entry)
-            if entry is not None and found.setdefault(d, entry) != entry:
-                _fail_sharding("one sharding of a batch axis", (found[d], entry))
-    spec = tuple(found.get(d) for d in dims.out)
-    used = [n for e in spec if e for n in (e if isinstance(e, tuple) else (e,))]
-    if len(set(used)) != len(used):
-        _fail_sharding("a mesh axis for one axis of the result", spec)
-    return spec
-
-
-def _fail_sharding(expected, got):
-    raise TileShapeError(
-        message(
-            "mma",
-            expected=expected,
-            got=f"mesh axes {got}",
-            way_out="Reshard first (jax.sharding.reshard), or add per-device results in "
-            "jax.shard_map.",
-        )
-    )
-
-
-def _abstract(*avals, dims, policy, acc, seeded, region, out):
+def _abstract(*avals, roles, policy, acc, seeded, region, out):
     a, b, c, scalars = unpack(avals, seeded)
-    _check_labels(a, b, dims)
-    check_sizes("mma", a.shape, b.shape, dims)
+    check_labels(a, b, roles)
+    check_sizes("mma", a.shape, b.shape, roles)
     accumulator_of((a.dtype, b.dtype), acc, "mma")
-    _check_policy(policy, acc)
-    shape = dims.shape(a.shape, b.shape)
+    check_policy(policy, acc)
+    shape = roles.shape(a.shape, b.shape)
     if c is not None and (c.shape != shape or c.dtype != acc):
         raise TileShapeError(
             message(
@@ -250,12 +112,12 @@ def _abstract(*avals, dims, policy, acc, seeded, region, out):
         _, results = _results(region, (*scalars, z))
         formats.require_arithmetic(results[0].dtype, "mma")
     formats.require_arithmetic(out, "mma")
-    return [Out(shape, out, dims.out, _spec((a, b), dims))]
+    return [Out(shape, out, roles.out, spec_of((a, b), roles))]
 
 
-def _reference(*operands, dims, policy, acc, seeded, region, out, platform=""):
+def _reference(*operands, roles, policy, acc, seeded, region, out, platform=""):
     a, b, c, scalars = unpack(operands, seeded)
-    z = _contract.contract(a, b, c, dims, policy, acc, platform)
+    z = _contract.contract(a, b, c, roles, policy, acc, platform)
     if region is not None:
         scalars = [jnp.broadcast_to(s, z.shape) for s in scalars]
         (z,) = jax.tree.leaves(evaluate(region.fn, *scalars, z))
@@ -275,11 +137,11 @@ def _finish(z, scalars, region, out):
 # and z is a residual only where an epilogue needs it.
 
 
-def _jvp(primals, tangents, *, dims, policy, acc, seeded, region, out, implementation):
+def _jvp(primals, tangents, *, roles, policy, acc, seeded, region, out, implementation):
     a, b, c, scalars = unpack(primals, seeded)
     da, db, dc, ds = unpack(tangents, seeded)
     narrow = acc if region is not None else out
-    rule = functools.partial(bind_mma, labels=dims, policy=policy, acc=acc)
+    rule = functools.partial(bind_mma, labels=roles, policy=policy, acc=acc)
     y = rule(a, b, c, out=narrow, implementation=implementation)
     moving = [t for t in tangents if t is not None and has_tangent(t)]
     if not moving or not jnp.issubdtype(out, jnp.floating):
@@ -303,7 +165,7 @@ def _jvp(primals, tangents, *, dims, policy, acc, seeded, region, out, implement
 # sum of ct b over the labels of the result that a lacks, which are free ones of b.
 
 
-def _transpose(cts, *operands, dims, policy, acc, seeded, region, out, implementation):
+def _transpose(cts, *operands, roles, policy, acc, seeded, region, out, implementation):
     a, b, c, scalars = unpack(operands, seeded)
     unknown = [ad.is_undefined_primal(v) for v in operands]
     if region is not None or (unknown[0] and unknown[1]):
@@ -323,9 +185,9 @@ def _transpose(cts, *operands, dims, policy, acc, seeded, region, out, implement
     rule = functools.partial(_cotangent, policy=policy, acc=acc, implementation=name)
     outs: list = [None] * len(operands)
     if unknown[0]:
-        outs[0] = rule(ct, b, (dims.out, dims.b, dims.a), a.aval.dtype)
+        outs[0] = rule(ct, b, (roles.out, roles.b, roles.a), a.aval.dtype)
     if unknown[1]:
-        outs[1] = rule(a, ct, (dims.a, dims.out, dims.b), b.aval.dtype)
+        outs[1] = rule(a, ct, (roles.a, roles.out, roles.b), b.aval.dtype)
     if seeded and unknown[2]:
         outs[2] = convert(ct, acc)
     return outs
@@ -367,7 +229,7 @@ def _labels(labels, place):
 _NEW = "batch"
 
 
-def _batch(args, places, *, dims, policy, acc, seeded, region, out, implementation):
+def _batch(args, places, *, roles, policy, acc, seeded, region, out, implementation):
     size = next(v.shape[p] for v, p in zip(args, places, strict=True) if p is not None)
     a, b, c, scalars = unpack(args, seeded)
     pa, pb, pc, ps = unpack(places, seeded)
@@ -378,10 +240,10 @@ def _batch(args, places, *, dims, policy, acc, seeded, region, out, implementati
         # A chain starts from its seed, so each seed has a product of its own.
         a, pa = _front(a, None, size), 0
     if pa is pb is None:
-        z = rule(a, b, None if pc is not None else c, dims)
+        z = rule(a, b, None if pc is not None else c, roles)
         z = _front(z, None, size) if pc is None else _front(c, pc, size) + z
     else:
-        labels = (_labels(dims.a, pa), _labels(dims.b, pb), (_NEW, *dims.out))
+        labels = (_labels(roles.a, pa), _labels(roles.b, pb), (_NEW, *roles.out))
         rule = functools.partial(rule, a, b, _front(c, pc, size), labels)
         if all(p is None for p in ps):
             return [rule(region=region, captured=scalars, out=out)], [0]
@@ -394,8 +256,8 @@ def _batch(args, places, *, dims, policy, acc, seeded, region, out, implementati
     return [_finish(z, scalars, region, out)], [0]
 
 
-def _places(avals, whole, *, dims, seeded, **_):
-    known = [dims.a, dims.b, *([dims.out] if seeded else ())]
+def _places(avals, whole, *, roles, seeded, **_):
+    known = [roles.a, roles.b, *([roles.out] if seeded else ())]
     return known + [()] * (len(avals) - len(known))
 
 
@@ -406,6 +268,6 @@ mma_p = define(
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,
-    along=lambda *, dims, **_: dims.contracted,
+    along=lambda *, roles, **_: roles.contracted,
     places=_places,
 )

@@ -18,8 +18,9 @@ from jaxtile.catalogue import add
 from jaxtile.contraction import Options, as_mma_policy, run
 from jaxtile.errors import TileShapeError, TileTypeError, message
 from jaxtile.policy import MmaPolicy, fold_left, unordered_tree
+from jaxtile.primitives._contract import decode
+from jaxtile.primitives._contract_checks import accumulator_of
 from jaxtile.primitives._functions import attempt
-from jaxtile.primitives.mma import accumulator_of
 from jaxtile.reduction import reduce
 
 
@@ -82,7 +83,7 @@ def einsum(
             total = _product(total, other, rest, out, options)
         named.append(total)
     x, have = _alone(*named[0], out, options)
-    x = _decode(x)
+    x = decode(x)
     x = jnp.transpose(x, [have.index(d) for d in out])
     return cast(cast(x, acc), narrow)
 
@@ -178,18 +179,13 @@ def _diagonal(x, letters: str) -> tuple[Any, tuple[str, ...]]:
     return x, tuple(have)
 
 
-def _decode(x):
-    """A storage format in the one that holds it exactly."""
-    return x.astype(formats.decoded(x.dtype))
-
-
 def _alone(x, have, kept, options: Options) -> tuple[Any, tuple]:
     """The operand summed over the letters that nothing else has."""
     axes = [i for i, d in enumerate(have) if d not in kept]
     if axes:
         strict = not options.policy.allow_reassociation
         x = reduce(
-            cast(_decode(x), options.acc_dtype),
+            cast(decode(x), options.acc_dtype),
             axes,
             add,
             policy=fold_left if strict else unordered_tree,
