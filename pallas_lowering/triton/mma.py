@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxtile.pallas_lowering._mma import Unit, mma_values, refuse_mma
-from jaxtile.pallas_lowering.triton import BACKEND, TRAITS
+from jaxtile.pallas_lowering.triton import BACKEND, TRAITS, _line
 from jaxtile.primitives import _contract
 from jaxtile.primitives.mma import mma_p
 
