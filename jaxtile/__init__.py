@@ -34,6 +34,8 @@ from jaxtile.composite import Moments as Moments
 from jaxtile.composite import product as product
 from jaxtile.composite import segmented as segmented
 from jaxtile.composite import welford as welford
+from jaxtile.contraction import matmul as matmul
+from jaxtile.contraction import mma as mma
 from jaxtile.dims import Dim as Dim
 from jaxtile.dims import dims as dims
 from jaxtile.elementwise import abs as abs
@@ -64,6 +66,7 @@ from jaxtile.explain import explain as explain
 from jaxtile.explain import support_table as support_table
 from jaxtile.explain import supports as supports
 from jaxtile.laws import check_laws as check_laws
+from jaxtile.policy import MmaPolicy as MmaPolicy
 from jaxtile.recurrences import affine as affine
 from jaxtile.recurrences import matrix_affine as matrix_affine
 from jaxtile.reducers import Laws as Laws
@@ -72,6 +75,7 @@ from jaxtile.reducers import Reducer as Reducer
 from jaxtile.reduction import linear_recurrence as linear_recurrence
 from jaxtile.reduction import reduce as reduce
 from jaxtile.reduction import scan as scan
+from jaxtile.summation import einsum as einsum
 from jaxtile.tile import Tile as Tile
 from jaxtile.tile import tile as tile
 

@@ -156,7 +156,8 @@ def _seed(op, spec: Spec, init: Any, shape, dims) -> list | None:
             )
         )
     pairs = zip(jax.tree.leaves(state), spec.states, strict=True)
-    return [_seed_leaf(op, leaf, dtype, shape) for leaf, dtype in pairs]
+    way_out = "One seed a fibre: the shape without the reduced axes."
+    return [seed_leaf(op, "init", v, d, shape, way_out) for v, d in pairs]
 
 
 def _is_number(value: Any) -> bool:
@@ -164,7 +165,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, bool | int | float | np.integer | np.floating)
 
 
-def _seed_leaf(op, value, dtype, shape):
+def seed_leaf(op: str, name: str, value: Any, dtype, shape, way_out: str):
+    """A seed in the state's dtype and the result's shape; a number counts by its value.
+
+    Raises:
+        TileTypeError: it is wider than the state.
+        TileShapeError: it does not broadcast, with the way out.
+    """
     if _is_number(value):
         fits, got = holds(dtype, value), str(value)
         array = jnp.asarray(value if fits else 0, dtype)
@@ -178,13 +185,12 @@ def _seed_leaf(op, value, dtype, shape):
         raise TileTypeError(
             message(
                 op,
-                expected=f"init of dtype {dtype.name}",
+                expected=f"{name} of dtype {dtype.name}",
                 got=got,
-                way_out="Cast init, or state acc_dtype=.",
+                way_out=f"Cast {name}, or state acc_dtype=.",
             )
         )
-    way_out = "One seed a fibre: the shape without the reduced axes."
-    return _broadcast(op, "init", convert(array, dtype), shape, way_out)
+    return _broadcast(op, name, convert(array, dtype), shape, way_out)
 
 
 def _mask(op, where: Any, shape, dims):

@@ -91,6 +91,10 @@ def scalar_ops(found: Found) -> int:
         state = jax.tree.unflatten(spec.state_tree, spec.states)
         leaves, tree = jax.tree.flatten((state, state))
         each = _count(_scalar.trace(spec.reducer.merge, tree, tuple(leaves))[0])
+    elif "roles" in params:
+        a, b = (v.aval.shape for v in found.eqn.invars[:2])
+        products = math.prod(params["roles"].sizes(a, b).values())
+        size, each = products, 2
     elif "region" in params:
         dtypes = tuple(v.aval.dtype for v in found.eqn.invars)
         tree = jax.tree.structure(dtypes)

@@ -19,18 +19,24 @@ from jaxtile import (
     backends,
     casting,
     catalogue,
+    contraction,
     elementwise,
     formats,
     reduction,
+    summation,
 )
 from jaxtile._checks import arguments, choice, function
 from jaxtile.pallas_lowering import NAMES
+from jaxtile.policy import MmaPolicy
 
 _PUBLIC: dict[str, Callable] = {
     "bitcast": casting.bitcast,
     "cast": casting.cast,
+    "einsum": summation.einsum,
     "linear_recurrence": reduction.linear_recurrence,
     "map": elementwise.map,
+    "matmul": contraction.matmul,
+    "mma": contraction.mma,
     "reduce": reduction.reduce,
     "scan": reduction.scan,
 }
@@ -276,6 +282,26 @@ def _entry(found: _found.Found, platform: str) -> Entry:
     )
 
 
+def _products() -> list[tuple[str, str, tuple, dict]]:
+    """Calls of mma on blocks of (64, 128) and (128, 64)."""
+
+    def case(label, a, b=None, **policy):
+        x = jax.ShapeDtypeStruct((64, 128), jnp.dtype(a))
+        y = jax.ShapeDtypeStruct((128, 64), jnp.dtype(b or a))
+        return f"mma {label}", "mma", (x, y), {"policy": MmaPolicy(**policy)}
+
+    fp8 = "float8_e4m3fn"
+    return [
+        *(case(d, d) for d in ("float32", "bfloat16", "float16", "int8")),
+        case("float8_e4m3fn by float8_e5m2", fp8, "float8_e5m2"),
+        case("bfloat16 by int8", "bfloat16", "int8"),
+        case("float32, tf32x3", "float32", input_precision="tf32x3"),
+        case("float32, bf16x6", "float32", input_precision="bf16x6"),
+        case("bfloat16, promote_every=128", "bfloat16", promote_every=128),
+        case("float32, order kept", "float32", allow_reassociation=False),
+    ]
+
+
 def _cases() -> list[tuple[str, str, tuple, dict]]:
     def block(dtype="float32"):
         return jax.ShapeDtypeStruct((64, 128), jnp.dtype(dtype))
@@ -302,6 +328,7 @@ def _cases() -> list[tuple[str, str, tuple, dict]]:
         *narrow,
         ("reduce maximum", "reduce", (x, 0, catalogue.maximum), {}),
         ("scan add", "scan", (x, 0, add), {}),
+        *_products(),
     ]
 
 
@@ -309,7 +336,7 @@ def support_table() -> str:
     """What each backend lowers inside kernels, and on whole arrays.
 
     Returns:
-        A markdown table of typical calls on a block of (64, 128), and below it each
+        A markdown table of typical calls on blocks of (64, 128), and below it each
         reason for a "no". `supports` answers for one call.
 
     Example:

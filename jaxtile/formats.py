@@ -215,3 +215,59 @@ def accumulator(dtype) -> np.dtype:
     return jnp.dtype(
         jnp.uint32 if jnp.issubdtype(dtype, jnp.unsignedinteger) else jnp.int32
     )
+
+
+def decoded(dtype) -> np.dtype:
+    """The arithmetic format that holds every value of a format, by default.
+
+    Args:
+        dtype: any dtype of the table.
+
+    Returns:
+        float32 for storage floats, int8 or uint8 for storage integers, itself otherwise.
+
+    Raises:
+        TileTypeError: the dtype has no row.
+
+    Example:
+        >>> import jaxtile as jt
+        >>> print(jt.formats.decoded("float8_e5m2"), jt.formats.decoded("int4"))
+        float32 int8
+    """
+    fmt = format_of(dtype, "decoded")
+    if fmt.category is Category.ARITHMETIC:
+        return fmt.dtype
+    if fmt.exponent_bits:
+        return jnp.dtype(jnp.float32)
+    return jnp.dtype(jnp.uint8 if fmt.name.startswith("u") else jnp.int8)
+
+
+def embeds(dtype, other) -> bool:
+    """True if every value of a format is one of another.
+
+    Args:
+        dtype: the narrower format.
+        other: the wider one.
+
+    Returns:
+        The answer, subnormals, infinities and NaN included.
+
+    Raises:
+        TileTypeError: a dtype has no row.
+
+    Example:
+        >>> import jaxtile as jt
+        >>> jt.formats.embeds("int8", "bfloat16"), jt.formats.embeds("int16", "bfloat16")
+        (True, False)
+    """
+    small, large = format_of(dtype, "embeds"), format_of(other, "embeds")
+    if small == large:
+        return True
+    if not large.exponent_bits:
+        signed = not large.name.startswith("u") or small.name.startswith("u")
+        return not small.exponent_bits and signed and small.largest <= large.largest
+    if not small.exponent_bits:
+        return small.fraction_bits <= large.fraction_bits + 1
+    least = (1 - f.bias - f.fraction_bits for f in (small, large))
+    fits = small.largest <= large.largest and small.fraction_bits <= large.fraction_bits
+    return fits and next(least) >= next(least)

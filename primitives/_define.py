@@ -20,11 +20,16 @@ REFERENCE = "reference"
 
 
 class Out(NamedTuple):
-    """An abstract output; `dims[i]` is the first operand's dimension it comes from."""
+    """An abstract output.
+
+    `dims[i]` is the first operand's dimension that dimension i comes from, by whose
+    explicit mesh axes it is sharded, unless `spec` says by which.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
     dims: tuple[int, ...]
+    spec: tuple | None = None
 
 
 class Choice(Protocol):
@@ -62,6 +67,7 @@ def define(
     transpose: Callable | None = None,
     along: Callable[..., tuple[int, ...]] | None = None,
     share: Callable[..., Callable[..., list] | None] | None = None,
+    places: Callable[..., Sequence] = _shards.dims_of,
 ) -> Primitive:
     """Give a primitive its rules.
 
@@ -83,6 +89,8 @@ def define(
         share: `(parts, implementation, **params) -> fn or None`, how devices work together
             where those dimensions are sharded, `parts` saying by which mesh axes:
             `fn(*shards, platform) -> [array]`. None has them gathered.
+        places: `(avals, whole, **params)`, for each operand its dimensions as those of the
+            first; what the first lacks has a number of its own.
 
     Returns:
         The primitive.
@@ -106,16 +114,15 @@ def define(
         outs = abstract(*avals, **params)
         if implementation not in (None, REFERENCE):
             CHOICE[0].insist(primitive, implementation, avals, params)
+        specs = [o.spec or [spec[d] if d >= 0 else None for d in o.dims] for o in outs]
         return [
-            _jax_private.out_aval(
-                o.shape, o.dtype, [spec[d] if d >= 0 else None for d in o.dims], avals
-            )
-            for o in outs
+            _jax_private.out_aval(o.shape, o.dtype, spec, avals)
+            for o, spec in zip(outs, specs, strict=True)
         ]
 
     primitive.def_abstract_eval(abstract_eval)
     for platform in ("", "cpu", "cuda", "tpu"):
-        rule = _rule(primitive, platform, abstract, reference, along, share)
+        rule = _rule(primitive, platform, abstract, reference, along, share, places)
         mlir.register_lowering(primitive, rule, platform=platform or None)
     batching.primitive_batchers[primitive] = batch
     if jvp is not None:
@@ -126,7 +133,7 @@ def define(
     return primitive
 
 
-def _rule(primitive: Primitive, platform: str, abstract, reference, along, share):
+def _rule(primitive, platform, abstract, reference, along, share, places):
     """The lowering rule on a platform: the chosen kernel, or the reference."""
     home = platform if platform in ("cpu", "cuda") else ""
     plain = _jax_private.lower_plain(_on(home, reference, platform=home))
@@ -154,7 +161,7 @@ def _rule(primitive: Primitive, platform: str, abstract, reference, along, share
 
         plan = _shards.Plan(
             run=functools.partial(primitive.bind, **asked),
-            dims=(_shards.dims_of(ctx.avals_in, whole), results),
+            dims=(places(ctx.avals_in, whole, **params), results),
             whole=whole,
             share=shared,
         )

@@ -19,7 +19,7 @@ class Plan(NamedTuple):
     Args:
         run: on the shards of one device, `(*shards) -> [array]`.
         dims: for every operand, then for every result, its dimensions as those of the
-            first operand.
+            first operand; what the first lacks has a number of its own.
         whole: the dimensions of the first operand that `run` needs whole.
         share: `{dimension: mesh axes} -> fn`, as `run` where those of the whole dimensions
             are divided among devices, in mesh order; or None, and they are gathered.
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
     share: Callable[[dict], Callable[..., list] | None]
 
 
-def dims_of(avals: Sequence, whole: tuple[int, ...]) -> list[tuple[int, ...]]:
+def dims_of(avals: Sequence, whole: tuple[int, ...], **_: Any) -> list:
     """For each operand its dimensions as those of the first; lower ranks lack `whole`."""
     every = tuple(range(avals[0].ndim))
     kept = tuple(d for d in every if d not in whole)
@@ -43,11 +43,11 @@ def lower(ctx: Any, args: Sequence, mesh: Any, plan: Plan) -> list:
     ins, outs = plan.dims
 
     def partition(mesh, operands, results):
-        batch, parts = _joint_spec(operands[0], results, plan)
+        batch, parts = _joint_spec(operands, results, plan)
         shared = None
         if parts and _divide(operands[0].shape, parts, mesh):
             shared = plan.share(parts)
-        inner = [parts.get(d, e) for d, e in enumerate(batch)] if shared else batch
+        inner = {**batch, **parts} if shared else batch
 
         def local(*shards):
             with _jax_private.no_mesh():
@@ -56,7 +56,7 @@ def lower(ctx: Any, args: Sequence, mesh: Any, plan: Plan) -> list:
         return mesh, local, _place(mesh, batch, outs), _place(mesh, inner, ins)
 
     def infer(mesh, operands, results):
-        return _place(mesh, _joint_spec(operands[0], (), plan)[0], outs)
+        return _place(mesh, _joint_spec(operands, (), plan)[0], outs)
 
     mapped = [
         tuple(ArrayMapping(*(f"d{d}" for d in each)) for each in side)
@@ -68,7 +68,7 @@ def lower(ctx: Any, args: Sequence, mesh: Any, plan: Plan) -> list:
 
 
 def _place(mesh, spec, side) -> tuple:
-    return tuple(NamedSharding(mesh, P(*(spec[d] for d in each))) for each in side)
+    return tuple(NamedSharding(mesh, P(*(spec.get(d) for d in e))) for e in side)
 
 
 def _names(entry) -> tuple:
@@ -83,19 +83,18 @@ def _divide(shape, parts, mesh) -> bool:
     return all(shape[d] % n == 0 for d, n in sizes.items())
 
 
-def _joint_spec(operand, results, plan) -> tuple[list, dict]:
-    """(each dimension's mesh axes without the whole ones, those of the whole ones).
+def _joint_spec(operands, results, plan) -> tuple[dict, dict]:
+    """({dimension: mesh axes} without the whole ones, those of the whole ones).
 
-    They are the operand's, else those of a result.
+    They are those of the first operand that has some, else those of a result.
     """
-    found = list(operand.sharding.spec)
-    used = {a for e in found for a in _names(e)}
-    parts = {d: _names(found[d]) for d in plan.whole if found[d] is not None}
-    found = [None if d in plan.whole else e for d, e in enumerate(found)]
-    for result, places in zip(results, plan.dims[1], strict=False):
-        for entry, d in zip(result.sharding.spec, places, strict=True):
-            free = not used.intersection(_names(entry))
-            if found[d] is None and d not in plan.whole and free:
-                found[d] = entry
-                used.update(_names(entry))
+    found, parts, used = {}, {}, set()
+    sides = zip((*operands, *results), (*plan.dims[0], *plan.dims[1]), strict=False)
+    for array, places in sides:
+        for entry, d in zip(array.sharding.spec, places, strict=True):
+            axes = _names(entry)
+            kept = parts if d in plan.whole else found
+            if axes and d not in kept and used.isdisjoint(axes):
+                kept[d] = axes if kept is parts else entry
+                used.update(axes)
     return found, parts

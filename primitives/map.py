@@ -17,7 +17,7 @@ import functools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,24 +87,56 @@ def map_arrays(fn: Callable[..., Any], *args: Any, name: str = "map") -> Any:
     constants = tuple((v,) if isinstance(v, bool | int | float) else () for v in leaves)
     arrays = [v for v, constant in zip(leaves, constants, strict=True) if not constant]
     _require_array(arrays, len(leaves), name)
-    call = functools.partial(_call, fn, tree, constants)
     for v in arrays:
         formats.require_arithmetic(v.dtype, name)
     shape = arrays[0].shape
-    dtypes = tuple(v.dtype for v in arrays)
+    call = functools.partial(_call, fn, tree, constants)
     tell = functools.partial(_expectation, name, leaves)
+    made = region_of(fn, call, [v.dtype for v in arrays], name, tell)
+    arrays = [*(jnp.broadcast_to(c, shape) for c in made.captured), *arrays]
+    arrays = _jax_private.align_varying(arrays)
+    outs = map_p.bind(*arrays, region=made.region)
+    return jax.tree.unflatten(jax.tree.structure(made.out), outs)
+
+
+class Made(NamedTuple):
+    """A function made a region.
+
+    Args:
+        region: it takes the captured scalars first, then the function's own.
+        captured: scalar arrays that the function closes over.
+        out: the pytree of `ShapeDtypeStruct`s that it returns.
+    """
+
+    region: Region
+    captured: list
+    out: Any
+
+
+def region_of(fn: Callable, call: Callable, dtypes, name: str, tell: Callable) -> Made:
+    """The region of a user's function of scalars.
+
+    Args:
+        fn: the function, asked whether it may hold arrays.
+        call: the same function by position, of scalars of these dtypes.
+        dtypes: of the scalars.
+        name: the op that asks, for messages and jaxprs.
+        tell: gives what was expected, and the way out, where it cannot be traced.
+
+    Raises:
+        TileShapeError: it returns arrays, or closes over a traced array.
+        TileTypeError: it cannot be traced, has side effects or returns nothing.
+    """
     fits = functools.partial(attempt, name, tell)
+    captured: list = []
     if _keeps_no_array(fn, set()):
-        order = jax.tree.structure(tuple(arrays))
-        closed, out = fits(trace, call, order, dtypes)
+        order = jax.tree.structure(tuple(dtypes))
+        closed, out = fits(trace, call, order, tuple(dtypes))
     else:
-        call, captured, closed, out = fits(_hoist, call, dtypes, name)
-        arrays = [*(jnp.broadcast_to(c, shape) for c in captured), *arrays]
+        call, captured, closed, out = fits(_hoist, call, tuple(dtypes), name)
     require_pure(name, "a function", closed)
     _check_results(out, name)
-    arrays = _jax_private.align_varying(arrays)
-    outs = map_p.bind(*arrays, region=Region(call, name))
-    return jax.tree.unflatten(jax.tree.structure(out), outs)
+    return Made(Region(call, name), captured, out)
 
 
 def _require_array(arrays, count, name):

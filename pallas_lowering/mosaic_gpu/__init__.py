@@ -3,6 +3,7 @@
 from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise, negate
 from jaxtile.pallas_lowering._registry import Backend
+from jaxtile.primitives.mma import mma_p
 
 BACKEND = Backend("mosaic_gpu", _jax_private.mosaic_gpu())
 _NO_LAYOUT = "has no layout rule in Warpgroup semantics; map it outside the kernel"
@@ -18,6 +19,11 @@ TRAITS = Traits(
     keeps_rounding=False,
 )
 define_elementwise(BACKEND, TRAITS)
+BACKEND.refuses(
+    mma_p,
+    "its tensor cores read their operands from shared memory, and mma sees loaded values; "
+    "use plgpu.wgmma on the refs, or call mma on whole arrays",
+)
 
 from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import scan as scan  # noqa: E402

@@ -13,6 +13,7 @@ TRAITS = Traits(
 )
 define_elementwise(BACKEND, TRAITS)
 
+from jaxtile.pallas_lowering.tpu import mma as mma  # noqa: E402
 from jaxtile.pallas_lowering.tpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.tpu import scan as scan  # noqa: E402
 from jaxtile.pallas_lowering.tpu import whole_reduce as whole_reduce  # noqa: E402

@@ -52,5 +52,6 @@ TRAITS = Traits(
 )
 define_elementwise(BACKEND, TRAITS)
 
+from jaxtile.pallas_lowering.triton import mma as mma  # noqa: E402
 from jaxtile.pallas_lowering.triton import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.triton import scan as scan  # noqa: E402

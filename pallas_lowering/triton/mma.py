@@ -1,0 +1,87 @@
+"""mma in Pallas Triton kernels: `tt.dot` where it takes the operands, else their products.
+
+tt.dot adds in the tensor cores' own precision, and the compiler may hand it the seed as its
+accumulator; under `promote_every` a select stands between the two.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxtile.pallas_lowering._mma import Unit, mma_values, refuse_mma
+from jaxtile.pallas_lowering.triton import BACKEND, TRAITS, _line
+from jaxtile.primitives import _contract
+from jaxtile.primitives.mma import mma_p
+
+# Below, tt.dot has no instruction for every format; of int8 it takes twice as many of K.
+_LEAST = 16
+_UNITS = {
+    "float32": ("bfloat16", "float16", "float32"),
+    "int32": ("int8",),
+    "float64": ("float64",),
+}
+
+
+def _takes(a, b, dims, acc) -> bool:
+    if dims.batch or any(len(side) != 2 for side in dims) or len(dims.contracted) != 1:
+        return False
+    form = _contract.carrier(a.dtype, b.dtype, acc).name
+    if form not in _UNITS.get(np.dtype(acc).name, ()):
+        return False
+    k = a.shape[dims.contracted[0]]
+    return min(*a.shape, *b.shape) >= _LEAST and k >= _LEAST * (1 + (form == "int8"))
+
+
+def _dot(x, y, dims, acc, platform, rounded):
+    (k,) = dims.contracted
+    loose = rounded and x.dtype == jnp.float32
+    z = lax.dot_general(
+        x,
+        y,
+        (((dims.a.index(k),), (dims.b.index(k),)), ((), ())),
+        precision=lax.Precision.DEFAULT if loose else lax.Precision.HIGHEST,
+        preferred_element_type=np.dtype(acc),
+    )
+    return z if dims.out[0] in dims.a else lax.transpose(z, (1, 0))
+
+
+def _chain(a, b, c, dims, policy, acc):
+    """A loop over K that picks a column of a and a row of b at a time."""
+    shape, sides = dims.shape(a.shape, b.shape), []
+    for x, labels in ((a, dims.a), (b, dims.b)):
+        x = _contract.chain_input(x, policy, acc)
+        order = [d for d in dims.out if d in labels]
+        turn = [labels.index(d) for d in (*order, *dims.contracted)]
+        x = lax.transpose(x, turn) if turn != sorted(turn) else x
+        x = x.reshape(*x.shape[: len(order)], -1)
+        sides.append((x, _line.places(x.shape), [dims.out.index(d) for d in order]))
+
+    def body(k, z):
+        x, y = (
+            lax.broadcast_in_dim(_line.take(v, at == k)[..., 0], shape, places)
+            for v, at, places in sides
+        )
+        return _contract.step(z, x, y)
+
+    start = jnp.full(shape, -0.0, acc) if c is None else _line.guard(c)
+    return lax.fori_loop(np.int32(0), np.int32(sides[0][0].shape[-1]), body, start)
+
+
+UNIT = Unit(
+    dot=_dot,
+    takes=_takes,
+    inputs=frozenset(("float8_e4m3fn", "float8_e5m2")),
+    most=1 << 15,
+    chain=_chain,
+)
+
+
+def _refuse(*avals, **params):
+    return refuse_mma(BACKEND, TRAITS, UNIT, avals, params)
+
+
+@BACKEND.traces(mma_p, _refuse)
+def _mma(*operands, **params):
+    return mma_values(UNIT, operands, params)
