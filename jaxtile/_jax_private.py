@@ -331,6 +331,7 @@ def tpu() -> Hooks:
 
 
 MOST_WARPGROUPS = 8
+MOSAIC_GPU_LINE = tuple(map(int, jax.__version__.split(".")[:2]))
 
 
 def mosaic_gpu() -> Hooks:

@@ -28,3 +28,4 @@ BACKEND.refuses(
 from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import scan as scan  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import whole as whole  # noqa: E402
+from jaxtile.pallas_lowering.mosaic_gpu import whole_mma as whole_mma  # noqa: E402

@@ -11,11 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import jaxtile as jt
-import rules
-import simt
 import targets
 from jaxtile import primitives
 from jaxtile.pallas_lowering import _choice, load_all
@@ -28,43 +25,19 @@ from jaxtile.pallas_lowering.mosaic_gpu import (  # noqa: E402
     whole_scan,
 )
 from kernels import FARTHEST  # noqa: E402
+from machines import on_machine  # noqa: E402
 
 RULES = {primitives.reduce_p: whole_reduce.run, primitives.scan_p: whole_scan.run}
-_kernel = plgpu.kernel
 
 pytestmark = pytest.mark.skipif(
     targets.LINE < (0, 11), reason="this jax prints no module of a kernel"
 )
 
 
-def _on_machine(launches, body, out_type, **params):
-    """`plgpu.kernel`, on the machine."""
-
-    def call(*arrays):
-        kernel = _kernel(body, out_type=out_type, debug=True, **params)
-        inputs = [targets.spec(a.shape, a.dtype) for a in arrays]
-        with targets.mesh("NVIDIA H200", 132, "gpu"):
-            text = targets.printed(kernel, inputs, "cuda")
-        launches.append((*params["grid"], params.get("num_threads", 1)))
-        machine = simt.Machine(simt.module_of(text))
-        found = machine.run(list(map(np.asarray, arrays)), out_type)
-        return list(map(jnp.asarray, found))
-
-    return call
-
-
 @pytest.fixture
 def machine(monkeypatch):
     """Runs a function's leaves; notes (CTAs, warpgroups) of every launch."""
-    launches = []
-    monkeypatch.setattr(plgpu, "kernel", functools.partial(_on_machine, launches))
-
-    def run(fn, *args):
-        del launches[:]
-        found = rules.through(RULES, fn, *args, jit=False)
-        return list(map(np.asarray, found)), list(launches)
-
-    return run
+    return on_machine(monkeypatch, RULES)
 
 
 @pytest.fixture
