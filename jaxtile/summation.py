@@ -13,7 +13,6 @@ from jaxtile import backends, formats
 from jaxtile._checks import as_array
 from jaxtile._operators import is_tile
 from jaxtile._roles import Plan, drop_ones
-from jaxtile.casting import cast
 from jaxtile.catalogue import add
 from jaxtile.contraction import Options, as_mma_policy, run
 from jaxtile.errors import TileShapeError, TileTypeError, message
@@ -21,6 +20,7 @@ from jaxtile.policy import MmaPolicy, fold_left, unordered_tree
 from jaxtile.primitives._contract import decode
 from jaxtile.primitives._contract_checks import accumulator_of
 from jaxtile.primitives._functions import attempt
+from jaxtile.primitives._scalar import convert
 from jaxtile.reduction import reduce
 
 
@@ -80,12 +80,16 @@ def einsum(
         total = taken[0]
         for n, other in enumerate(taken[1:], 2):
             rest = [each for _, each in (*named, *taken[n:])]
-            total = _product(total, other, rest, out, options)
+            ends = options if rest else options._replace(out_dtype=narrow)
+            total = _product(total, other, rest, out, ends)
         named.append(total)
-    x, have = _alone(*named[0], out, options)
-    x = decode(x)
-    x = jnp.transpose(x, [have.index(d) for d in out])
-    return cast(cast(x, acc), narrow)
+    x, have = named[0]
+    if len(arrays) == 1:
+        x, have = _alone(x, have, out, options)
+        turn = [have.index(d) for d in out]
+        x = x if turn == sorted(turn) else jnp.transpose(x, turn)
+        x = convert(convert(decode(x), acc), narrow)
+    return x
 
 
 def _parse(spec: Any, operands: Sequence) -> tuple[list, list[str], str]:
@@ -185,7 +189,7 @@ def _alone(x, have, kept, options: Options) -> tuple[Any, tuple]:
     if axes:
         strict = not options.policy.allow_reassociation
         x = reduce(
-            cast(decode(x), options.acc_dtype),
+            convert(decode(x), options.acc_dtype),
             axes,
             add,
             policy=fold_left if strict else unordered_tree,
