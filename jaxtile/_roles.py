@@ -13,7 +13,6 @@ from jaxtile._join import check_rank, distinct, spell
 from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, message
-from jaxtile.tile import Tile
 
 
 class Plan(NamedTuple):
@@ -231,7 +230,7 @@ def _check_roles(op: str, a, b, out) -> None:
         )
 
 
-def _check_free(op: str, operands: Sequence, c: Tile) -> None:
+def _check_free(op: str, operands: Sequence, c: Any) -> None:
     """Refuse a seed whose sizes are not the operands'."""
     for name, t in zip("ab", operands, strict=True):
         for d, size in zip(t.dims, t.shape, strict=True):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import opt_einsum
+from opt_einsum.parser import parse_einsum_input
 
 from jaxtile import backends, formats
 from jaxtile._checks import as_array
@@ -72,8 +73,8 @@ def einsum(
         narrow = formats.require_enabled(out_dtype, "einsum")
     named = [_diagonal(x, each) for x, each in zip(arrays, letters, strict=True)]
     name = backends.asked("einsum", implementation)
-    policy = as_mma_policy("einsum", policy)
-    options = Options(policy, acc_dtype=acc, implementation=name)
+    known = as_mma_policy("einsum", policy)
+    options = Options(known, acc_dtype=acc, implementation=name)
     for step in _path(letters, out, arrays, optimize):
         taken = [named[i] for i in step]
         named = [pair for i, pair in enumerate(named) if i not in step]
@@ -114,8 +115,7 @@ def _parse(spec: Any, operands: Sequence) -> tuple[list, list[str], str]:
         values[i] = as_array("einsum", values[i])
     call = values if interleaved else [spec, *values]
     tell = functools.partial(_tell, spec if isinstance(spec, str) else "its numbers")
-    parse: Callable = opt_einsum.parser.parse_einsum_input
-    heads, out, arrays = attempt("einsum", tell, parse, call)
+    heads, out, arrays = attempt("einsum", tell, parse_einsum_input, call)
     letters = heads.split(",")
     for x, each in zip(arrays, letters, strict=True):
         attempt("einsum", tell, _check_rank, x, each)
@@ -187,12 +187,13 @@ def _alone(x, have, kept, options: Options) -> tuple[Any, tuple]:
     """The operand summed over the letters that nothing else has."""
     axes = [i for i, d in enumerate(have) if d not in kept]
     if axes:
-        strict = not options.policy.allow_reassociation
+        policy = as_mma_policy("einsum", options.policy)
+        order = unordered_tree if policy.allow_reassociation else fold_left
         x = reduce(
             convert(decode(x), options.acc_dtype),
             axes,
             add,
-            policy=fold_left if strict else unordered_tree,
+            policy=order,
             acc_dtype=options.acc_dtype,
             implementation=options.implementation,
         )
