@@ -97,7 +97,7 @@ def _abstract(*avals, roles, policy, acc, seeded, region, out):
     check_labels(a, b, roles)
     check_sizes("mma", a.shape, b.shape, roles)
     accumulator_of((a.dtype, b.dtype), acc, "mma")
-    check_policy(policy, acc)
+    check_policy(policy, acc, [a.shape[d] for d in roles.contracted])
     shape = roles.shape(a.shape, b.shape)
     if c is not None and (c.shape != shape or c.dtype != acc):
         raise TileShapeError(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxtile as jt
-from jaxtile.errors import NoDerivativeError, UnsupportedOnBackend
+from jaxtile.errors import NoDerivativeError, PolicyError, UnsupportedOnBackend
 from oracle import same_bits
 from products import STRICT, chain, make
 
@@ -131,12 +131,23 @@ def test_every_subset_of_operands_batches(policy, batched):
         assert len(_ops(jaxpr)) == 1
 
 
-def test_export_with_symbolic_sizes():
+@pytest.mark.parametrize("policy", [None, STRICT], ids=["any", "kept"])
+def test_export_with_symbolic_sizes(policy):
+    def run(a, b):
+        return jt.matmul(a, b, policy), jax.grad(lambda a: jt.matmul(a, b).sum())(a)
+
     m, n, k = jax.export.symbolic_shape("m, n, k")
     a, b = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((m, k), (k, n)))
-    exported = jax.export.export(jax.jit(lambda a, b: jt.matmul(a, b) + 1))(a, b)
+    exported = jax.export.export(jax.jit(run))(a, b)
     again = jax.export.deserialize(exported.serialize())
-    np.testing.assert_allclose(again.call(A, B), A @ B + 1, rtol=1e-5, atol=1e-5)
+    got = again.call(A, B)
+    np.testing.assert_allclose(got[0], A @ B, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got[1], np.tile(B.sum(1), (3, 1)), rtol=1e-5, atol=1e-5)
+    groups = jax.jit(functools.partial(jt.mma, policy=jt.MmaPolicy(promote_every=4)))
+    with pytest.raises(
+        PolicyError, match="a K whose size is known.*Export with K an int"
+    ):
+        jax.export.export(groups)(a, b)
 
 
 def test_an_implementation_insists():
