@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxtile._checks import as_array
 from jaxtile._join import check_rank, distinct, spell
 from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, message
-from jaxtile.tile import Tile
 
 
 class Plan(NamedTuple):
@@ -31,11 +31,6 @@ class Plan(NamedTuple):
     labels: tuple[Sequence[Hashable], Sequence[Hashable], Sequence[Hashable]]
     say: Callable[[Any], str]
     dims: tuple[Dim, ...] | None = None
-
-
-def array_of(value: Any) -> Any:
-    """A tile's array; everything else as it is."""
-    return value.array if is_tile(value) else value
 
 
 def _two_arrays(op: str, a: Any, b: Any) -> list:
@@ -64,9 +59,18 @@ def _require_rank(op: str, a: Any, b: Any, least: int, way_out: str) -> None:
             )
 
 
-def by_axes(op: str, a: Any, b: Any, spec: Any) -> Plan:
+def by_axes(op: str, a: Any, b: Any, c: Any, spec: Any) -> Plan:
     """The plan of two arrays, by places or by the letters of spec."""
     a, b = _two_arrays(op, a, b)
+    if is_tile(c):
+        raise TileShapeError(
+            message(
+                op,
+                expected="c an array, as a and b are",
+                got=f"a tile of {spell(c.dims)}",
+                way_out="Name the axes of a and b with jaxtile.tile, or pass c.array.",
+            )
+        )
     if spec is not None:
         return Plan(a, b, _letters(op, spec, a, b), repr)
     way_out = 'Name the axes, as in spec="mk,k->m", or use jaxtile.matmul.'
@@ -168,15 +172,16 @@ def by_dims(op: str, a: Any, b: Any, c: Any, spec: Any) -> Plan | None:
         check_rank(op, c)
     if is_tile(c) and spec is None:
         out = c.dims
-    elif spec is not None and c is None:
+    elif spec is not None and not is_tile(c) and np.ndim(c) == 0:
         out = _as_dims(op, spec)
     else:
+        kind = "a tile" if is_tile(c) else "an array"
         raise TileShapeError(
             message(
                 op,
                 expected="for two tiles, c a tile of the result's dims, or else spec= "
                 "those dims",
-                got=f"{'no c' if c is None else 'c'} and "
+                got=f"{'no c' if np.ndim(c) == 0 else f'c {kind}'} and "
                 f"{'no spec' if spec is None else 'a spec'}",
                 way_out="What the result has decides what is summed: pass one of them.",
             )
@@ -231,7 +236,7 @@ def _check_roles(op: str, a, b, out) -> None:
         )
 
 
-def _check_free(op: str, operands: Sequence, c: Tile) -> None:
+def _check_free(op: str, operands: Sequence, c: Any) -> None:
     """Refuse a seed whose sizes are not the operands'."""
     for name, t in zip("ab", operands, strict=True):
         for d, size in zip(t.dims, t.shape, strict=True):

@@ -11,7 +11,8 @@ import jax
 from jaxtile import backends, formats
 from jaxtile._arguments import seed_leaf
 from jaxtile._checks import function
-from jaxtile._roles import Plan, array_of, by_axes, by_dims, by_last_dims, by_places
+from jaxtile._operators import is_tile
+from jaxtile._roles import Plan, by_axes, by_dims, by_last_dims, by_places
 from jaxtile.dims import Dim
 from jaxtile.errors import TileTypeError, message
 from jaxtile.policy import MmaPolicy
@@ -52,11 +53,11 @@ def mma(
         b: an array `[..., K, N]`, or a tile. Leading axes are batch axes, which broadcast
             as NumPy's do.
         c: the seed, which enters once: an array or number that broadcasts to the result,
-            or a tile of the result's dims. None is zero.
+            or, with tiles, a tile of the result's dims or a number. None is zero.
         policy: what the sum may do; by default any order.
         spec: for arrays the axes by letters, as "bmk,bkn->bmn": each letter once in an
-            operand, K what the result lacks. For tiles the result's dims, where there is
-            no c: dims of both operands that the result lacks are K, dims of all three are
+            operand, K what the result lacks. For tiles the result's dims, where c is
+            no tile: dims of both operands that the result lacks are K, dims of all three are
             batch.
         acc_dtype: the accumulator, to which each sum rounds. By default float32, float64
             for float64 inputs, and int32 or uint32 for integers below 32 bits.
@@ -89,9 +90,9 @@ def mma(
         >>> print(jt.mma(jt.tile(a, (m, k)), jt.tile(b[:, 0], k), spec=m).array)
         [11.]
     """
-    plan = by_dims("mma", a, b, c, spec) or by_axes("mma", a, b, spec)
+    plan = by_dims("mma", a, b, c, spec) or by_axes("mma", a, b, c, spec)
     options = Options(policy, acc_dtype, out_dtype, epilogue, implementation)
-    return run("mma", plan, options, array_of(c))
+    return run("mma", plan, options, c)
 
 
 def matmul(
@@ -154,6 +155,7 @@ def run(op: str, plan: Plan, options: Options, c: Any = None) -> Any:
     names = [say(d) for d in dict.fromkeys((*labels[0], *labels[1]))]
     check_sizes(op, a.shape, b.shape, known, names)
     if c is not None:
+        c = c.array if is_tile(c) else c
         c = seed_leaf(op, "c", c, acc, known.shape(a.shape, b.shape), _SEED)
     made = None if options.epilogue is None else _epilogue(op, options.epilogue, acc)
     out = acc if made is None else made.out.dtype

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import opt_einsum
+from opt_einsum.parser import parse_einsum_input
 
 from jaxtile import backends, formats
 from jaxtile._checks import as_array
 from jaxtile._operators import is_tile
 from jaxtile._roles import Plan, drop_ones
-from jaxtile.casting import cast
 from jaxtile.catalogue import add
 from jaxtile.contraction import Options, as_mma_policy, run
 from jaxtile.errors import TileShapeError, TileTypeError, message
@@ -21,6 +21,7 @@ from jaxtile.policy import MmaPolicy, fold_left, unordered_tree
 from jaxtile.primitives._contract import decode
 from jaxtile.primitives._contract_checks import accumulator_of
 from jaxtile.primitives._functions import attempt
+from jaxtile.primitives._scalar import convert
 from jaxtile.reduction import reduce
 
 
@@ -72,20 +73,24 @@ def einsum(
         narrow = formats.require_enabled(out_dtype, "einsum")
     named = [_diagonal(x, each) for x, each in zip(arrays, letters, strict=True)]
     name = backends.asked("einsum", implementation)
-    policy = as_mma_policy("einsum", policy)
-    options = Options(policy, acc_dtype=acc, implementation=name)
+    known = as_mma_policy("einsum", policy)
+    options = Options(known, acc_dtype=acc, implementation=name)
     for step in _path(letters, out, arrays, optimize):
         taken = [named[i] for i in step]
         named = [pair for i, pair in enumerate(named) if i not in step]
         total = taken[0]
         for n, other in enumerate(taken[1:], 2):
             rest = [each for _, each in (*named, *taken[n:])]
-            total = _product(total, other, rest, out, options)
+            ends = options if rest else options._replace(out_dtype=narrow)
+            total = _product(total, other, rest, out, ends)
         named.append(total)
-    x, have = _alone(*named[0], out, options)
-    x = decode(x)
-    x = jnp.transpose(x, [have.index(d) for d in out])
-    return cast(cast(x, acc), narrow)
+    x, have = named[0]
+    if len(arrays) == 1:
+        x, have = _alone(x, have, out, options)
+        turn = [have.index(d) for d in out]
+        x = x if turn == sorted(turn) else jnp.transpose(x, turn)
+        x = convert(convert(decode(x), acc), narrow)
+    return x
 
 
 def _parse(spec: Any, operands: Sequence) -> tuple[list, list[str], str]:
@@ -110,8 +115,7 @@ def _parse(spec: Any, operands: Sequence) -> tuple[list, list[str], str]:
         values[i] = as_array("einsum", values[i])
     call = values if interleaved else [spec, *values]
     tell = functools.partial(_tell, spec if isinstance(spec, str) else "its numbers")
-    parse: Callable = opt_einsum.parser.parse_einsum_input
-    heads, out, arrays = attempt("einsum", tell, parse, call)
+    heads, out, arrays = attempt("einsum", tell, parse_einsum_input, call)
     letters = heads.split(",")
     for x, each in zip(arrays, letters, strict=True):
         attempt("einsum", tell, _check_rank, x, each)
@@ -183,12 +187,13 @@ def _alone(x, have, kept, options: Options) -> tuple[Any, tuple]:
     """The operand summed over the letters that nothing else has."""
     axes = [i for i, d in enumerate(have) if d not in kept]
     if axes:
-        strict = not options.policy.allow_reassociation
+        policy = as_mma_policy("einsum", options.policy)
+        order = unordered_tree if policy.allow_reassociation else fold_left
         x = reduce(
-            cast(decode(x), options.acc_dtype),
+            convert(decode(x), options.acc_dtype),
             axes,
             add,
-            policy=fold_left if strict else unordered_tree,
+            policy=order,
             acc_dtype=options.acc_dtype,
             implementation=options.implementation,
         )

@@ -72,11 +72,11 @@ def mma_values(unit: Unit, operands: Sequence, params: dict) -> list:
             _contract.products, policy=policy, acc=acc, platform="", dot=unit.dot
         )
         every = policy.promote_every
-        if _divides(dims, a, policy, acc):
+        if _divides(dims, a, policy, acc) and unit.promotes is not None:
             z = unit.promotes(run, a, b, dims, every)
         else:
             z = run(a, b, dims)
-        if every is not None:
+        if every is not None and jnp.issubdtype(acc, jnp.floating):
             # Else a compiler may make the seed the accumulator of its dot.
             z = _scalar._guard(z)
         z = z if c is None else c + z

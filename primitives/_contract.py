@@ -155,11 +155,11 @@ def _nearest(x, fraction: int):
 def products(a, b, dims: Dims, *, policy: MmaPolicy, acc, platform: str, dot=None):
     """sum over K of a * b in any order, the inputs as the policy's precision has them."""
     dot = dot or _dot
-    exact = policy.input_precision in (None, "f32")
-    if exact or not jnp.issubdtype(acc, jnp.floating):
+    name = policy.input_precision or "f32"
+    if name == "f32" or not jnp.issubdtype(acc, jnp.floating):
         to = carrier(a.dtype, b.dtype, acc)
         return dot(to_carrier(a, to), to_carrier(b, to), dims, acc, platform, False)
-    most = PRECISIONS[policy.input_precision][2]
+    most = PRECISIONS[name][2]
     left, right = parts_of(a, policy), parts_of(b, policy)
     run = functools.partial(_mixed, dot, dims, acc, platform)
     high, low = run(left[0], right[0]), None
@@ -184,20 +184,21 @@ def _dot(x, y, dims: Dims, acc, platform: str, rounded: bool):
     """XLA's own dot, its precision the highest where an input might lose digits."""
     # TF32 inputs that are rounded already lose nothing in TF32 units.
     loose = rounded and platform == "cuda"
-    axes = [
-        tuple(tuple(side.index(d) for d in group) for side in (dims.a, dims.b))
-        for group in (dims.contracted, dims.batch)
-    ]
     z = lax.dot_general(
         x,
         y,
-        (axes[0], axes[1]),
+        (_axes(dims, dims.contracted), _axes(dims, dims.batch)),
         precision=lax.Precision.DEFAULT if loose else lax.Precision.HIGHEST,
         preferred_element_type=np.dtype(acc),
     )
     free = [d for side in (dims.a, dims.b) for d in side if d in dims.out]
     have = [*dims.batch, *(d for d in free if d not in dims.batch)]
     return lax.transpose(z, [have.index(d) for d in dims.out])
+
+
+def _axes(dims: Dims, group: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The axes of a and of b that some labels are."""
+    return [dims.a.index(d) for d in group], [dims.b.index(d) for d in group]
 
 
 def _flat(x, labels: Sequence[int], k: Sequence[int]):
@@ -252,7 +253,10 @@ def chain(a, b, c, dims: Dims, policy: MmaPolicy, acc):
 
     # -0.0 is the identity of a float sum, so that the first product keeps its bits.
     start = jnp.full(shape, -0.0, acc) if c is None else c
-    return _fold.steps(sides[0][0].shape[0], body, start, _UNROLL)
+    count = sides[0][0].shape[0]
+    if not isinstance(count, int):  # symbolic, in an export
+        return lax.fori_loop(0, jnp.asarray(count, jnp.int32), body, start)
+    return _fold.steps(count, body, start, _UNROLL)
 
 
 def _at(v, i):

@@ -106,28 +106,26 @@ def check_labels(a, b, dims: Dims) -> None:
         )
 
 
-def check_policy(policy: MmaPolicy, acc) -> None:
-    """Refuse a policy that means nothing for the accumulator."""
+def check_policy(policy: MmaPolicy, acc, k: Sequence) -> None:
+    """Refuse a policy that means nothing for the accumulator, or for the sizes of K."""
     floats = jnp.issubdtype(acc, jnp.floating)
     name, every = policy.input_precision, policy.promote_every
     if name is not None and acc != np.float32:
-        raise PolicyError(
-            message(
-                "mma",
-                expected="an accumulator of float32 under a named input_precision",
-                got=f"{np.dtype(acc).name} under {name!r}",
-                way_out="The names round float32 inputs: leave input_precision out.",
-            )
+        expected = "an accumulator of float32 under a named input_precision"
+        got = f"{np.dtype(acc).name} under {name!r}"
+        way_out = "The names round float32 inputs: leave input_precision out."
+    elif every is not None and floats and _contract.is_narrow(acc):
+        expected = "an accumulator of at least float32 under promote_every"
+        got, way_out = (
+            np.dtype(acc).name,
+            "Leave one of acc_dtype and promote_every out.",
         )
-    if every is not None and floats and _contract.is_narrow(acc):
-        raise PolicyError(
-            message(
-                "mma",
-                expected="an accumulator of at least float32 under promote_every",
-                got=np.dtype(acc).name,
-                way_out="Leave one of acc_dtype and promote_every out.",
-            )
-        )
+    elif every is not None and not all(isinstance(n, int) for n in k):
+        expected = "a K whose size is known under promote_every"
+        got, way_out = f"sizes {tuple(k)}", "Export with K an integer."
+    else:
+        return
+    raise PolicyError(message("mma", expected=expected, got=got, way_out=way_out))
 
 
 def spec_of(avals, dims: Dims) -> tuple:

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.interpreters import ad
 
 from jaxtile import formats
@@ -96,7 +97,7 @@ def _abstract(*avals, roles, policy, acc, seeded, region, out):
     check_labels(a, b, roles)
     check_sizes("mma", a.shape, b.shape, roles)
     accumulator_of((a.dtype, b.dtype), acc, "mma")
-    check_policy(policy, acc)
+    check_policy(policy, acc, [a.shape[d] for d in roles.contracted])
     shape = roles.shape(a.shape, b.shape)
     if c is not None and (c.shape != shape or c.dtype != acc):
         raise TileShapeError(
@@ -215,8 +216,6 @@ def _cotangent(a, b, labels, dtype, *, policy, acc, implementation):
 
 def _front(value, place, size):
     """The batch in front; a value that lacks it repeats."""
-    if value is None:
-        return None
     if place is None:
         return jnp.broadcast_to(value, (size, *value.shape))
     return jnp.moveaxis(value, place, 0)
@@ -240,11 +239,12 @@ def _batch(args, places, *, roles, policy, acc, seeded, region, out, implementat
         # A chain starts from its seed, so each seed has a product of its own.
         a, pa = _front(a, None, size), 0
     if pa is pb is None:
-        z = rule(a, b, None if pc is not None else c, roles)
-        z = _front(z, None, size) if pc is None else _front(c, pc, size) + z
+        z = _front(rule(a, b, None if pc is not None else c, roles), None, size)
+        z = z if pc is None else jnp.moveaxis(c, pc, 0) + z
     else:
         labels = (_labels(roles.a, pa), _labels(roles.b, pb), (_NEW, *roles.out))
-        rule = functools.partial(rule, a, b, _front(c, pc, size), labels)
+        seed = None if c is None else _front(c, pc, size)
+        rule = functools.partial(rule, a, b, seed, labels)
         if all(p is None for p in ps):
             return [rule(region=region, captured=scalars, out=out)], [0]
         z = rule()
@@ -254,6 +254,23 @@ def _batch(args, places, *, roles, policy, acc, seeded, region, out, implementat
         s if p is None else s.reshape(column) for s, p in zip(scalars, ps, strict=True)
     ]
     return [_finish(z, scalars, region, out)], [0]
+
+
+def _share(parts, *, roles, policy, acc, seeded, region, out, implementation):
+    """Each device multiplies its part of K; the sums are added, and then the seed."""
+    if _contract.is_chain(policy, acc):
+        return None
+    names = tuple(name for d in sorted(parts) for name in parts[d])
+
+    def run(*shards, platform):
+        a, b, c, scalars = unpack(shards, seeded)
+        z = bind_mma(
+            a, b, None, roles, policy=policy, acc=acc, implementation=implementation
+        )
+        z = lax.psum(z, names)
+        return [_finish(z if c is None else c + z, scalars, region, out)]
+
+    return run
 
 
 def _places(avals, whole, *, roles, seeded, **_):
@@ -269,5 +286,6 @@ mma_p = define(
     transpose=_transpose,
     batch=_batch,
     along=lambda *, roles, **_: roles.contracted,
+    share=_share,
     places=_places,
 )

@@ -178,4 +178,42 @@ SCAN = [
     Case("affine-masked", _affine_state(), (_A, _B, _MASK), exact=False, linear=(1,)),
 ]
 
-CASES = REDUCE + SCAN
+_KEPT = jt.MmaPolicy(allow_reassociation=False)
+_PROMOTED = jt.MmaPolicy(promote_every=2)
+_MAT_A, _MAT_B, _MAT_C = (
+    Arg(name, shape) for name, shape in (("a", (2, 5)), ("b", (5, 3)), ("c", (2, 3)))
+)
+_MAT = (_MAT_A, _MAT_B, _MAT_C)
+
+
+def _mma(policy=None, **params):
+    return lambda a, b, c=None: jt.mma(a, b, c, policy, **params)
+
+
+def _gated(a, b, c, s):
+    return jt.mma(a, b, c, epilogue=lambda z: s * jnp.tanh(z))
+
+
+def _int8(a, b):
+    a, b = (v.astype(jnp.int8) for v in (a, b))
+    return jt.mma(a, b, policy=_KEPT, epilogue=lambda z: z > 3)
+
+
+MMA = [
+    Case("mma", _mma(), _MAT, exact=False, linear=(0, 2)),
+    Case("mma-kept", _mma(_KEPT), _MAT, linear=(1, 2)),
+    Case("mma-promoted", _mma(_PROMOTED), _MAT, exact=False, grads=1),
+    Case("mma-spec", _mma(spec="mk,nk->nm"), (_MAT_A, Arg("b", (3, 5))), exact=False),
+    Case("mma-epilogue", _gated, (*_MAT, Arg("s", ())), exact=False),
+    Case("mma-kept-gelu", _mma(_KEPT, epilogue=jt.gelu), _MAT, grads=1),
+    Case("mma-int8", _int8, (_INTEGER, Arg("b", (_N, 3), "integer")), grads=0),
+    Case("matmul", jt.matmul, (Arg("a", (3, 1, 2, 5)), Arg("b", (5,))), exact=False),
+    Case(
+        "einsum",
+        lambda a, b: jt.einsum("iij,jk->ki", a, b, policy=_KEPT),
+        (Arg("a", (2, 2, 5)), _MAT_B),
+        linear=(0,),
+    ),
+]
+
+CASES = REDUCE + SCAN + MMA

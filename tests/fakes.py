@@ -9,6 +9,7 @@ from jaxtile.pallas_lowering import _registry, load_all
 from jaxtile.primitives._define import PLATFORM, REFERENCES
 
 BOTH = (primitives.reduce_p, primitives.scan_p)
+ALL = (*BOTH, primitives.mma_p)
 
 
 class Kernels:
@@ -38,8 +39,8 @@ class Kernels:
         self._patch.setitem(pallas_lowering.SERVES, platform, names)
 
     def add(self, name, **predicates):
-        """A fake of both primitives for a backend."""
-        for primitive in BOTH:
+        """A fake of every primitive with whole-array kernels for a backend."""
+        for primitive in ALL:
             self._add(_registry.BACKENDS[name], primitive, predicates)
 
     def _add(self, backend, primitive, predicates):

@@ -28,6 +28,8 @@ def test_tiles_have_their_roles_by_identity():
     np.testing.assert_allclose(
         free.array, np.einsum("bkm,nbk->nmb", a.array, b.array), rtol=1e-5, atol=1e-5
     )
+    seeded = jt.mma(a, b, 2.0, spec=[N, M, B])
+    np.testing.assert_allclose(seeded.array, free.array + 2, rtol=1e-6)
     batch = jt.mma(a, b, spec=(M, B, N, K))
     np.testing.assert_array_equal(
         batch.array, np.einsum("bkm,nbk->mbnk", a.array, b.array)
@@ -53,7 +55,7 @@ def _tile_errors():
     return [
         (lambda: jt.mma(a, b), "c a tile of the result's dims, or else spec="),
         (lambda: jt.mma(a, b, np.zeros((3, 5), "f")), "c a tile of the result's dims"),
-        (lambda: jt.mma(a, b, _tile((M, N)), spec=(M, N)), "got c and a spec"),
+        (lambda: jt.mma(a, b, _tile((M, N)), spec=(M, N)), "got c a tile and a spec"),
         (lambda: jt.mma(a, np.ones((4, 5), "f")), "two tiles, or two arrays"),
         (lambda: jt.mma(a, b, spec=N), r"got m in a alone, of a \(m, k\).* Reduce along m"),
         (lambda: jt.mma(a, b, spec=M), "got n in b alone"),
@@ -84,6 +86,7 @@ ERRORS = [
      TileShapeError, "one size of batch axis -3 in a and in b; got 2 and 3"),
     (lambda: jt.mma(X, Y, np.ones((3, 4), "f")), TileShapeError,
      r"c that broadcasts to \(3, 5\); got \(3, 4\)"),
+    (lambda: jt.mma(X, Y, jt.tile(X, (M, K))), TileShapeError, r"a tile of \(m, k\)"),
     (lambda: jt.mma(X, Y, spec="mk,kn"), TileShapeError, "a spec with two operands"),
     (lambda: jt.mma(X, Y, spec="mk,kn->mz"), TileShapeError, "'z' of the result"),
     (lambda: jt.mma(X, Y, spec="mk,kn->n"), TileShapeError, "'m', of one operand alone"),

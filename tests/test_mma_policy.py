@@ -10,7 +10,7 @@ import pytest
 
 import jaxtile as jt
 from oracle import same_bits
-from products import STRICT, close, exact, make
+from products import STRICT, chain, close, exact, make
 
 PRECISIONS = {"tf32": 10, "tf32x3": 10, "bf16": 7, "bf16x3": 7, "bf16x6": 7, "f32": 23}
 

@@ -22,6 +22,11 @@ def _seed(x):
     return jt.reduce(jnp.zeros((2, 3), dtype), 0, jt.add, init=x)
 
 
+def _number(x):
+    """A one that leaves the accumulator's format to x."""
+    return np.ones((), np.int8)
+
+
 OPS = {
     "reduce": lambda x: jt.reduce(x, 0, jt.add),
     "scan": lambda x: jt.scan(x, 0, jt.add),
@@ -33,6 +38,9 @@ OPS = {
     "tile": lambda x: jt.tile(x, C).array,
     "maximum": lambda x: jt.maximum(x, x),
     "init": _seed,
+    "mma": lambda x: jt.mma(x, _number(x), spec="m,->m"),
+    "matmul": lambda x: jt.matmul(x, x),
+    "einsum": lambda x: jt.einsum("i->", x),
 }
 EXACT = {
     "cast": lambda x: jt.cast(x, jnp.float32),
@@ -68,7 +76,8 @@ def test_64_bits_are_kept_where_they_are_on(op, dtype, x64):
     x = np.full(3, 2**40 + 1, dtype)
     out = np.asarray(op(x))
     assert out.dtype.itemsize == 8
-    if op not in (OPS["exp"], OPS["gelu"], OPS["reduce"], OPS["linear_recurrence"]):
+    adding = "reduce linear_recurrence matmul einsum".split()
+    if op not in [OPS[name] for name in ("exp", "gelu", *adding)]:
         assert out.ravel()[0] == 2**40 + 1
 
 
