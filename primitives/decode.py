@@ -8,6 +8,7 @@ NaN gives NaN, an infinity an infinity, negative zero negative zero.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -41,6 +42,11 @@ def values(x, scale, *, dtype):
     direct = formats.format_of(np.float32) if target.bits == 64 else target
     found = _codes.round_to(number, direct, "nearest_even")
     return convert(_codes.close(number, found, direct, "inf"), dtype)
+
+
+@jax.jit
+def _floats(x):
+    return values(x, None, dtype=np.float32)
 
 
 def _reference(*operands, dtype, exact, platform=""):
@@ -93,7 +99,7 @@ def _jvp(primals, tangents, *, dtype, exact):
     if has_tangent(dx) and formats.format_of(x.dtype).signed:
         terms += decode_p.bind(dx, *scale, dtype=dtype, exact=exact)
     if ds and has_tangent(ds[0]) and ds[0].dtype == np.float32:
-        v = values(x, None, dtype=np.float32)
+        v = _floats(x)
         terms += cast_p.bind(lax.mul(v, ds[0]), dtype=dtype)
     if not terms:
         return [y], [zero_tangent(y)]
@@ -116,7 +122,7 @@ def _transpose(cotangents, x, *scale, dtype, exact):
         )
     ct = cast_p.bind(ct, dtype=np.dtype(np.float32))[0]
     if scale:
-        ct = ct * values(scale[0], None, dtype=np.float32)
+        ct = ct * _floats(scale[0])
     return [*nearest(ct, fmt.name), *(None for _ in scale)]
 
 

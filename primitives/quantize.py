@@ -12,6 +12,9 @@ A number overflows where rounding, as if the exponent had no upper end, leaves t
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -161,6 +164,21 @@ def _is_wide(dtype) -> bool:
     return dtype in (np.float32, np.float64)
 
 
+@jax.jit
+def _scale(scale):
+    return decode.values(scale, None, dtype=np.float32)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _inside(x, scale, bits, target, rounding):
+    return ~_rounded(x, scale, bits, target, rounding)[1].over
+
+
+@functools.partial(jax.jit, static_argnames=("dtype", "format", "rounding", "overflow"))
+def _value(x, scale, bits, dtype, **params):
+    return decode.values(codes(x, scale, bits, **params), None, dtype=dtype)
+
+
 def _tangent(primals, dx, ds, params):
     # Rounding has derivative 0 almost everywhere, which trains nothing. Straight through,
     # the code's value v counts as the quotient q = x / s where x did not overflow, and as
@@ -169,7 +187,7 @@ def _tangent(primals, dx, ds, params):
     #     d(v s) = dx + (v - q) ds inside, v ds outside.
     x, scale, bits = _parts(primals, params["scaled"], params["random"])
     target = formats.format_of(params["format"])
-    inside = ~_rounded(x, scale, bits, target, params["rounding"])[1].over
+    inside = _inside(x, scale, bits, target, params["rounding"])
     wide = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
     terms = []
     if dx is not None:
@@ -177,11 +195,11 @@ def _tangent(primals, dx, ds, params):
         terms.append(lax.select(inside, dx, jnp.zeros_like(dx)))
     if scale is None:
         return terms[0]
-    s = convert(decode.values(scale, None, dtype=np.float32), wide)
+    s = convert(_scale(scale), wide)
     decoded = params["dtype"] is not None
     if ds is not None:
         kept = {k: params[k] for k in ("format", "rounding", "overflow")}
-        v = decode.values(codes(x, scale, bits, **kept), None, dtype=wide)
+        v = _value(x, scale, bits, dtype=wide, **kept)
         q = lax.div(convert(x, wide), s)
         inner = v - q if decoded else -q
         factor = jnp.where(inside, inner, v if decoded else jnp.zeros_like(v))
