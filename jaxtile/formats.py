@@ -72,6 +72,12 @@ class Format:
         return 1 - self.bias if self.signed else -self.bias
 
     @property
+    def largest_exponent(self) -> int:
+        """The exponent of the largest finite value of a float."""
+        field = self.largest_code >> self.fraction_bits
+        return field + self.least_exponent - self.signed
+
+    @property
     def largest_code(self) -> int:
         """The code of the largest finite value; the infinity of a float follows it."""
         if self.has_inf:

@@ -40,9 +40,9 @@ def width_of(word: Any) -> int:
     return word.dtype.itemsize * 8
 
 
-def false_like(x: Any) -> Any:
-    """No, for every element."""
-    return jnp.full_like(x, False, dtype=bool)
+def false_like(word: Any) -> Any:
+    """No, for every element of an integer array."""
+    return jnp.full_like(word, False, dtype=bool)
 
 
 def open_float(x: Any) -> Number:
@@ -61,7 +61,7 @@ def open_float(x: Any) -> Number:
         negative=code >> kind(source.bits - 1) == kind(1),
         exponent=jnp.maximum(field, kind(1)).astype(np.int32) - np.int32(source.bias),
         word=m << kind(width_of(m) - 1 - source.fraction_bits),
-        rest=false_like(x),
+        rest=false_like(code),
         nan=special & (fraction != kind(0)),
         inf=special & (fraction == kind(0)),
     )
@@ -88,15 +88,27 @@ def open_integer(x: Any) -> Number:
     return normalised(Number(negative, top, m, no, no, no))
 
 
-def code_of(x: Any) -> Any:
-    """The codes of an array of a storage format, as uint32."""
-    return lax.bitcast_convert_type(
-        x, jnp.dtype(f"uint{format_of(x.dtype).bits}")
-    ).astype(np.uint32)
+def load(x: Any) -> Any:
+    """The codes of an array of a storage format: uint32, or int32 of an integer."""
+    fmt = format_of(x.dtype)
+    if not fmt.is_float:
+        return x.astype(np.int32)
+    code = lax.bitcast_convert_type(x, jnp.dtype(f"uint{fmt.bits}"))
+    return code.astype(np.uint32)
+
+
+def store(code: Any, fmt: Format) -> Any:
+    """Codes in their format: what `load` undoes."""
+    if not fmt.is_float:
+        return code.astype(fmt.dtype)
+    narrow = code.astype(jnp.dtype(f"uint{fmt.bits}"))
+    return lax.bitcast_convert_type(narrow, fmt.dtype)
 
 
 def open_code(code: Any, fmt: Format) -> Number:
-    """A storage float's codes, as uint32, in parts, normalised."""
+    """A storage format's codes, as `load` gives them, in parts, normalised."""
+    if not fmt.is_float:
+        return open_integer(code)
     one, no = np.uint32(1), false_like(code)
     size = code & np.uint32((1 << (fmt.bits - fmt.signed)) - 1)
     field = size >> np.uint32(fmt.fraction_bits)
@@ -122,9 +134,9 @@ def open_code(code: Any, fmt: Format) -> Number:
 def open_value(x: Any) -> Number:
     """Any array of a format in parts."""
     fmt = format_of(x.dtype)
-    if not fmt.is_float:
-        return open_integer(x.astype(np.int32) if fmt.bits < 32 else x)
-    return open_float(x) if fmt.bits > 8 else open_code(code_of(x), fmt)
+    if fmt.bits <= 8:
+        return open_code(load(x), fmt)
+    return open_float(x) if fmt.is_float else open_integer(x)
 
 
 def normalised(x: Number) -> Number:
@@ -154,7 +166,7 @@ def quotient(a: Number, b: Number, bits: int, powers: bool) -> Number:
     """a / b, exact in its leading bits and in `rest`, both normalised.
 
     Args:
-        a: significands of fewer bits than a word has.
+        a: significands of two bits less than a word has, or fewer.
         b: likewise, in words as wide.
         bits: how many leading bits the caller looks at, fewer than a word has.
         powers: every b is a power of two.
@@ -165,7 +177,8 @@ def quotient(a: Number, b: Number, bits: int, powers: bool) -> Number:
     kind, width = a.word.dtype.type, width_of(a.word)
     word, rest, bare = a.word, a.rest, kind(0)
     if not powers:
-        left, divisor = a.word >> kind(1), b.word >> kind(1)
+        # Two bits of room: no remainder reaches the sign of a signed comparison.
+        left, divisor = a.word >> kind(2), b.word >> kind(2)
         word = jnp.zeros_like(left)
         for step in range(bits + 1):
             left = left << kind(step > 0)
@@ -174,12 +187,11 @@ def quotient(a: Number, b: Number, bits: int, powers: bool) -> Number:
             word = (word << kind(1)) | fits.astype(word.dtype)
         word, rest = word << kind(width - 1 - bits), rest | (left != bare)
     none = (a.word == bare, b.word == bare)
-    gone = b.inf
     number = Number(
         negative=a.negative ^ b.negative,
         exponent=a.exponent - b.exponent,
-        word=jnp.where(gone, bare, word),
-        rest=rest & ~gone,
+        word=jnp.where(b.inf, bare, word),
+        rest=rest,
         nan=a.nan | b.nan | (none[0] & none[1]) | (a.inf & b.inf),
         inf=a.inf | none[1],
     )
@@ -220,12 +232,16 @@ def round_to(x: Number, target: Format, rounding: str, random: Any = None) -> Ro
     zero = x.word == kind(0)
     if target.is_float:
         least = np.int32(target.least_exponent)
-        lead = jnp.maximum(x.exponent - least, np.int32(0))
+        # An exponent past the field would wrap the code.
+        most = np.int32(target.largest_exponent)
+        past = x.exponent > most
+        lead = jnp.clip(x.exponent - least, np.int32(0), most - least)
         short = jnp.maximum(least - x.exponent, np.int32(0))
         drop = short + np.int32(width - 1 - target.fraction_bits)
     else:
         high = jnp.minimum(x.exponent, np.int32(target.bits + 1))
         drop, lead = np.int32(width - 1) - high, jnp.zeros_like(high)
+        past = false_like(zero)
     kept, more = _cut(x, drop, rounding, random)
     code = (kept + more).astype(np.uint32)
     code = code + (lead.astype(np.uint32) << np.uint32(target.fraction_bits))
@@ -238,7 +254,7 @@ def round_to(x: Number, target: Format, rounding: str, random: Any = None) -> Ro
     limit = np.uint32(target.largest_code)
     if not target.is_float:
         limit = jnp.where(x.negative, np.uint32(lowest(target)), limit)
-    over = (code > limit) | below
+    over = (code > limit) | (past & (x.word != kind(0))) | below
     return Rounded(code, over | (x.inf if not target.has_inf else below), below)
 
 
@@ -270,12 +286,15 @@ def _cut(x: Number, drop, rounding, random):
         more = (size + chance) >> np.uint32(RANDOM_BITS) == np.uint32(1)
     else:
         more = (kept << by != x.word) | x.rest
-        more = more & (x.negative if rounding == "down" else ~x.negative)
+        # Bools are never negated: Mosaic GPU has no layout for their constants.
+        away = jnp.where(more, kind(1), kind(0))
+        low, high = (away, kind(0)) if rounding == "down" else (kind(0), away)
+        return kept, jnp.where(x.negative, low, high)
     return kept, more.astype(kept.dtype)
 
 
 def close(x: Number, y: Rounded, target: Format, overflow: str) -> Any:
-    """The codes of a rounded number, in the format's dtype.
+    """The codes of a rounded number, as `load` gives them.
 
     Args:
         x: what was rounded.
@@ -284,14 +303,14 @@ def close(x: Number, y: Rounded, target: Format, overflow: str) -> Any:
         overflow: "saturate"; "nan" or "inf" where the format has it.
 
     Returns:
-        The array.
+        The codes: `store` makes the array.
     """
     largest = np.uint32(target.largest_code)
     if not target.is_float:
         size = jnp.where(x.negative, np.uint32(lowest(target)), largest)
         size = jnp.where(y.over, size, y.code).astype(np.int32)
         value = jnp.where(x.negative, np.int32(0) - size, size)
-        return jnp.where(x.nan, np.int32(0), value).astype(target.dtype)
+        return jnp.where(x.nan, np.int32(0), value)
     sign_bit = 1 << (target.bits - 1)
     # Without a NaN it is a zero of the other sign, which is what ml_dtypes makes of it.
     nan = np.uint32(sign_bit if target.nan_code is None else target.nan_code)
@@ -308,6 +327,4 @@ def close(x: Number, y: Rounded, target: Format, overflow: str) -> Any:
         if not target.has_negative_zero:
             negative = negative & (code & np.uint32(sign_bit - 1) != np.uint32(0))
         code = code ^ jnp.where(negative, np.uint32(sign_bit), np.uint32(0))
-    return lax.bitcast_convert_type(
-        code.astype(jnp.dtype(f"uint{target.bits}")), target.dtype
-    )
+    return code

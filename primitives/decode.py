@@ -31,17 +31,23 @@ from jaxtile.primitives.map_linear import batch_aligned, has_tangent, one_shape
 
 def values(x, scale, *, dtype):
     """The reference on arrays of one shape, scale or None."""
+    return values_of(_codes.load(x), formats.format_of(x.dtype), scale, dtype)
+
+
+def values_of(code, source, scale, dtype):
+    """The values of codes as `_codes.load` gives them."""
     dtype = np.dtype(dtype)
     target = formats.format_of(dtype)
     if scale is None and not target.is_float:
-        return x.astype(np.int32).astype(dtype)
-    number = _codes.open_value(x)
+        return code.astype(dtype)
+    number = _codes.open_code(code, source)
     if scale is not None:
         by = _codes.normalised(_codes.open_value(scale))
         number = _codes.product(number, by)
     direct = formats.format_of(np.float32) if target.bits == 64 else target
     found = _codes.round_to(number, direct, "nearest_even")
-    return convert(_codes.close(number, found, direct, "inf"), dtype)
+    out = _codes.store(_codes.close(number, found, direct, "inf"), direct)
+    return convert(out, dtype)
 
 
 @jax.jit
@@ -49,7 +55,7 @@ def _floats(x):
     return values(x, None, dtype=np.float32)
 
 
-def _reference(*operands, dtype, exact, platform=""):
+def reference(*operands, dtype, exact, platform=""):
     x, *scale = operands
     return [values(x, scale[0] if scale else None, dtype=dtype)]
 
@@ -129,7 +135,7 @@ def _transpose(cotangents, x, *scale, dtype, exact):
 define(
     decode_p,
     abstract=_abstract,
-    reference=_reference,
+    reference=reference,
     jvp=_jvp,
     transpose=_transpose,
     batch=lambda args, dims, **params: batch_aligned(decode_p, args, dims, **params),

@@ -64,7 +64,7 @@ def _rounded(x, scale, bits, target, rounding):
 
 
 def codes(x, scale, bits, *, format, rounding, overflow):
-    """The reference on arrays of one shape, scale and bits or None."""
+    """The codes, as `_codes.load` gives them, of arrays of one shape."""
     target = formats.format_of(format)
     if x.dtype == bool:
         x = x.astype(np.int32)
@@ -72,12 +72,15 @@ def codes(x, scale, bits, *, format, rounding, overflow):
     return _codes.close(number, found, target, overflow)
 
 
-def _reference(
+def reference(
     *operands, format, rounding, overflow, scaled, random, dtype, platform=""
 ):
     x, scale, bits = _parts(operands, scaled, random)
     y = codes(x, scale, bits, format=format, rounding=rounding, overflow=overflow)
-    return [y if dtype is None else decode.values(y, scale, dtype=dtype)]
+    target = formats.format_of(format)
+    if dtype is None:
+        return [_codes.store(y, target)]
+    return [decode.values_of(y, target, scale, dtype)]
 
 
 def _abstract(*avals, format, rounding, overflow, scaled, random, dtype):
@@ -176,7 +179,8 @@ def _inside(x, scale, bits, target, rounding):
 
 @functools.partial(jax.jit, static_argnames=("dtype", "format", "rounding", "overflow"))
 def _value(x, scale, bits, dtype, **params):
-    return decode.values(codes(x, scale, bits, **params), None, dtype=dtype)
+    found = codes(x, scale, bits, **params)
+    return decode.values_of(found, formats.format_of(params["format"]), None, dtype)
 
 
 def _tangent(primals, dx, ds, params):
@@ -229,7 +233,7 @@ def _transpose(cotangents, x, *rest, format, dtype, **params):
 define(
     quantize_p,
     abstract=_abstract,
-    reference=_reference,
+    reference=reference,
     jvp=_jvp,
     transpose=_transpose,
     batch=lambda args, dims, **params: batch_aligned(quantize_p, args, dims, **params),
