@@ -82,7 +82,8 @@ def open_integer(x: Any) -> Number:
         x = x.astype(np.int32 if signed else np.uint32)
     word = x.astype(np.dtype(f"uint{x.dtype.itemsize * 8}"))
     no = false_like(word)
-    negative = x < x.dtype.type(0) if signed else no
+    # By its bit: what was unsigned before compares unsigned in Mosaic GPU's lanes.
+    negative = word >> word.dtype.type(width_of(word) - 1) != 0 if signed else no
     m = jnp.where(negative, word.dtype.type(0) - word, word)
     top = jnp.full_like(word, width_of(word) - 1, dtype=np.int32)
     return normalised(Number(negative, top, m, no, no, no))
