@@ -12,6 +12,9 @@ from jaxtile.activations import sigmoid as sigmoid
 from jaxtile.activations import silu as silu
 from jaxtile.activations import softplus as softplus
 from jaxtile.backends import use_implementation as use_implementation
+from jaxtile.blocks import Blocks as Blocks
+from jaxtile.blocks import decode_blocks as decode_blocks
+from jaxtile.blocks import quantize_blocks as quantize_blocks
 from jaxtile.casting import bitcast as bitcast
 from jaxtile.casting import cast as cast
 from jaxtile.catalogue import add as add
@@ -67,6 +70,10 @@ from jaxtile.explain import support_table as support_table
 from jaxtile.explain import supports as supports
 from jaxtile.laws import check_laws as check_laws
 from jaxtile.policy import MmaPolicy as MmaPolicy
+from jaxtile.quantization import decode as decode
+from jaxtile.quantization import pack as pack
+from jaxtile.quantization import quantize as quantize
+from jaxtile.quantization import unpack as unpack
 from jaxtile.recurrences import affine as affine
 from jaxtile.recurrences import matrix_affine as matrix_affine
 from jaxtile.reducers import Laws as Laws

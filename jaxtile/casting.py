@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -48,12 +50,9 @@ def cast(x: Any, dtype: Any) -> Any:
     dtype = formats.require_enabled(dtype, "cast")
     if is_tile(x):
         return Tile(cast(x.array, dtype), x.dims)
-    x = _operand("cast", x)
-    if not isinstance(x, Tracer):
-        formats.require_arithmetic(x.dtype, "cast")
-        if x.dtype.itemsize == 8 and not formats.x64_enabled():
-            return _cast_wide(x, dtype)
-    return cast_p.bind(jnp.asarray(x), dtype=dtype)[0]
+    x = exact_operand("cast", x)
+    formats.require_arithmetic(x.dtype, "cast")
+    return bind_exact(functools.partial(cast_p.bind, dtype=dtype), x)
 
 
 def bitcast(x: Any, dtype: Any) -> Any:
@@ -81,20 +80,23 @@ def bitcast(x: Any, dtype: Any) -> Any:
     dtype = formats.format_of(dtype, "bitcast").dtype
     if is_tile(x):
         return Tile(bitcast(x.array, dtype), x.dims)
-    x = _operand("bitcast", x)
+    x = exact_operand("bitcast", x)
     formats.format_of(x.dtype, "bitcast")
     # Without x64, jax would narrow 64 bits to the 32 that the op takes, and not refuse.
     with jax.enable_x64(formats.x64_enabled() or x.dtype.itemsize == 8):
         return bitcast_p.bind(jnp.asarray(x), dtype=dtype)[0]
 
 
-def _operand(op: str, x: Any) -> Any:
+def exact_operand(op: str, x: Any) -> Any:
     """A jax array as it is, everything else as a NumPy array of its exact value."""
     x = operand(op, x, wide=True)
     return x if isinstance(x, jax.Array) else np.asarray(x)
 
 
-def _cast_wide(x: Any, dtype: np.dtype) -> jax.Array:
+def bind_exact(bind: Callable[..., list], x: Any, *rest: Any) -> Any:
+    """The one result of a binding of x, of 64 bits too while jax has those off."""
+    if isinstance(x, Tracer) or x.dtype.itemsize < 8 or formats.x64_enabled():
+        return bind(jnp.asarray(x), *rest)[0]
     # A constant: computed now, so that no 64-bit type enters a 32-bit computation.
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        return cast_p.bind(jnp.asarray(x), dtype=dtype)[0]
+        return bind(jnp.asarray(x), *rest)[0]

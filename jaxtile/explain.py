@@ -17,11 +17,13 @@ from jaxtile import (
     _found,
     _jax_private,
     backends,
+    blocks,
     casting,
     catalogue,
     contraction,
     elementwise,
     formats,
+    quantization,
     reduction,
     summation,
 )
@@ -32,13 +34,19 @@ from jaxtile.policy import MmaPolicy
 _PUBLIC: dict[str, Callable] = {
     "bitcast": casting.bitcast,
     "cast": casting.cast,
+    "decode": quantization.decode,
+    "decode_blocks": blocks.decode_blocks,
     "einsum": summation.einsum,
     "linear_recurrence": reduction.linear_recurrence,
     "map": elementwise.map,
     "matmul": contraction.matmul,
     "mma": contraction.mma,
+    "pack": quantization.pack,
+    "quantize": quantization.quantize,
+    "quantize_blocks": blocks.quantize_blocks,
     "reduce": reduction.reduce,
     "scan": reduction.scan,
+    "unpack": quantization.unpack,
 }
 
 
@@ -321,6 +329,8 @@ def _cases() -> list[tuple[str, str, tuple, dict]]:
         *casts,
         ("cast int32 to bfloat16", "cast", (block("int32"), "bfloat16"), {}),
         ("bitcast float32 to uint32", "bitcast", (x, "uint32"), {}),
+        ("quantize float32 to float8_e4m3fn", "quantize", (x, "float8_e4m3fn"), {}),
+        ("decode float8_e4m3fn", "decode", (block("float8_e4m3fn"),), {}),
         ("map exp", "map", (jnp.exp, x), {}),
         ("map floor", "map", (jnp.floor, x), {}),
         *sums,

@@ -1,9 +1,9 @@
 """One table of number formats, and what each may be used for.
 
 *Arithmetic* formats add, reduce and scan. *Storage* formats (8 bits and below) load,
-store, move and decode exactly; `cast` does not make them, and arithmetic on them is an
-error that names the conversion to write. E4M3FN, E4M3FNUZ and E5M2 are different formats,
-never interchangeable; there is no "float8_e4m3".
+store, move and decode exactly; `quantize` makes them, not `cast`, and arithmetic on them
+is an error that names the conversion to write. E4M3FN, E4M3FNUZ and E5M2 are different
+formats, never interchangeable; there is no "float8_e4m3".
 """
 
 from __future__ import annotations
@@ -55,6 +55,50 @@ class Format:
     def dtype(self) -> np.dtype:
         """The NumPy dtype of the format."""
         return np.dtype(getattr(ml_dtypes, self.name, None) or self.name)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its codes have an exponent."""
+        return self.exponent_bits > 0
+
+    @property
+    def signed(self) -> bool:
+        """Whether it has negative values."""
+        return self.bits > self.exponent_bits + self.fraction_bits
+
+    @property
+    def least_exponent(self) -> int:
+        """The exponent of the smallest code of full precision."""
+        return 1 - self.bias if self.signed else -self.bias
+
+    @property
+    def largest_exponent(self) -> int:
+        """The exponent of the largest finite value of a float."""
+        field = self.largest_code >> self.fraction_bits
+        return field + self.least_exponent - self.signed
+
+    @property
+    def largest_code(self) -> int:
+        """The code of the largest finite value; the infinity of a float follows it."""
+        if self.has_inf:
+            return (((1 << self.exponent_bits) - 1) << self.fraction_bits) - 1
+        unsigned = (1 << (self.bits - self.signed)) - 1
+        return unsigned - self.nan_codes // (1 + self.signed)
+
+    @property
+    def nan_code(self) -> int | None:
+        """The code of the quiet NaN without payload; None where there is none."""
+        if self.has_inf:
+            return self.largest_code + 1 + (1 << (self.fraction_bits - 1))
+        if self.nan_codes == 0:
+            return None
+        lone = self.signed and self.nan_codes == 1  # the place of negative zero
+        return 1 << (self.bits - 1) if lone else self.largest_code + 1
+
+    @property
+    def has_negative_zero(self) -> bool:
+        """Whether zeros have signs."""
+        return self.is_float and self.signed and self.nan_codes != 1
 
 
 _A, _S = Category.ARITHMETIC, Category.STORAGE
@@ -145,7 +189,7 @@ def require_arithmetic(dtype, op: str) -> Format:
                 expected="an arithmetic format",
                 got=f"storage format {fmt.name}",
                 way_out="Storage formats load, store and move; decode it exactly first "
-                "with x.astype(jnp.float32).",
+                "with jaxtile.decode(x, jnp.float32).",
             )
         )
     return fmt

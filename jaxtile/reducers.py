@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtile import formats
 from jaxtile._checks import choice, flag, function, operand
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileTypeError, message
@@ -227,7 +228,8 @@ class Reducer:
             The merged state, or the variant `Reducer`.
 
         Raises:
-            TileTypeError: neither two states that merge nor known options were given.
+            TileTypeError: neither two states that merge nor known options were given; a
+                state of a storage format.
         """
         if not states and options and self.variants is not None:
             return self._variant(options)
@@ -242,6 +244,9 @@ class Reducer:
             )
         leaves, tree = jax.tree.flatten(states, is_leaf=is_tile)
         leaves = [operand(repr(self), leaf) for leaf in leaves]
+        for leaf in leaves:
+            if hasattr(leaf, "dtype"):
+                formats.require_arithmetic(leaf.dtype, repr(self))
         merge = functools.update_wrapper(
             functools.partial(_meet_and_merge, self.merge), self.merge
         )

@@ -156,8 +156,8 @@ def _abstract(x, *, dtype):
                 "cast",
                 expected="an arithmetic dtype",
                 got=f"storage format {jnp.dtype(dtype).name}",
-                way_out=f"x.astype({jnp.dtype(dtype).name!r}) is jax's own conversion; "
-                "quantize, which states rounding and overflow, is not in this release.",
+                way_out="Write jaxtile.quantize(x, "
+                f"{jnp.dtype(dtype).name!r}), which states rounding and overflow.",
             )
         )
     formats.require_arithmetic(x.dtype, "cast")

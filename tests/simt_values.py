@@ -6,6 +6,7 @@ from jaxlib.mlir import ir
 
 _FLOATS = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 _FLOATS["bf16"] = ml_dtypes.bfloat16
+_FLOATS |= {"f8E4M3FN": ml_dtypes.float8_e4m3fn, "f8E5M2": ml_dtypes.float8_e5m2}
 
 
 def dtype_of(kind):
@@ -120,6 +121,7 @@ _ELEMENTWISE = {
     "llvm_udiv": lambda a, b: a // b,
     "llvm_add": np.add,
     "math_absf": np.abs,
+    "math_ctlz": lambda a: a.itemsize * 8 - np.frexp(a.astype(np.float64))[1],
     "math_absi": _on_signed(np.abs),
     "math_exp": np.exp,
     "math_log": np.log,

@@ -45,6 +45,14 @@ OPS = {
 EXACT = {
     "cast": lambda x: jt.cast(x, jnp.float32),
     "bitcast": lambda x: jt.bitcast(x, jnp.uint32),
+    "quantize": lambda x: jt.quantize(x, "int8"),
+}
+CODES = {
+    "decode": jt.decode,
+    "quantize_blocks": lambda x: jt.quantize_blocks(x, "int8"),
+    "decode_blocks": lambda x: jt.decode_blocks(x, jnp.ones(1)),
+    "pack": jt.pack,
+    "unpack": lambda x: jt.unpack(x, "int4"),
 }
 
 
@@ -117,7 +125,7 @@ def test_scalars_take_jaxs_precision_but_do_not_overflow():
         assert int(jt.abs(-(2**40))) == 2**40
 
 
-@_each(OPS | EXACT)
+@_each(OPS | EXACT | CODES)
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
@@ -134,7 +142,7 @@ def test_arrays_of_no_format(op, value, sentence):
         op(value)
 
 
-@_each(OPS | EXACT)
+@_each(OPS | EXACT | CODES)
 @pytest.mark.parametrize("value", ["a", b"a", 1j, object(), range(3)])
 def test_what_is_no_array(op, value):
     with pytest.raises(

@@ -48,6 +48,9 @@ _CALLS = {
     "scan-final": lambda x: jt.scan(x, 1, jt.add, return_final=True),
     "recurrence": lambda x: jt.linear_recurrence(x, x, 1),
     "cast": lambda x: jt.cast(x, jnp.bfloat16),
+    "quantize": lambda x: jt.quantize(x, "int8"),
+    "decode": lambda x: jt.quantize(x, "float8_e4m3fn", out_dtype=jnp.float32),
+    "blocks": lambda x: jt.decode_blocks(*jt.quantize_blocks(x, "float4_e2m1fn", 8)),
     "masked": lambda x: jt.reduce(x, 1, jt.add, where=x > 0, policy="fixed_tree"),
     "seeded": lambda x: jt.scan(x, 1, jt.add, init=x[:, 0], policy="fixed_tree"),
 }

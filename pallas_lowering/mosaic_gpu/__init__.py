@@ -3,6 +3,7 @@
 from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise, negate
 from jaxtile.pallas_lowering._registry import Backend
+from jaxtile.pallas_lowering._storage import define_storage
 from jaxtile.primitives.mma import mma_p
 
 BACKEND = Backend("mosaic_gpu", _jax_private.mosaic_gpu())
@@ -24,6 +25,7 @@ BACKEND.refuses(
     "its tensor cores read their operands from shared memory, and mma sees loaded values; "
     "use plgpu.wgmma on the refs, or call mma on whole arrays",
 )
+define_storage(BACKEND, TRAITS, "float8_e4m3fn float8_e5m2 int8 uint8".split())
 
 from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import scan as scan  # noqa: E402

@@ -3,6 +3,7 @@
 from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise
 from jaxtile.pallas_lowering._registry import Backend
+from jaxtile.pallas_lowering._storage import define_storage
 
 BACKEND = Backend("tpu", _jax_private.tpu())
 TRAITS = Traits(
@@ -12,6 +13,7 @@ TRAITS = Traits(
     lacks={},
 )
 define_elementwise(BACKEND, TRAITS)
+define_storage(BACKEND, TRAITS, "float8_e4m3fn float8_e5m2 int8 uint8".split())
 
 from jaxtile.pallas_lowering.tpu import mma as mma  # noqa: E402
 from jaxtile.pallas_lowering.tpu import reduce as reduce  # noqa: E402

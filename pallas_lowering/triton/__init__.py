@@ -13,6 +13,7 @@ from jaxtile.pallas_lowering._elementwise import (
     propagate_nan,
 )
 from jaxtile.pallas_lowering._registry import Backend
+from jaxtile.pallas_lowering._storage import define_storage
 from jaxtile.primitives import _scalar
 
 BACKEND = Backend("triton", _jax_private.triton())
@@ -51,6 +52,7 @@ TRAITS = Traits(
     shape=_shape,
 )
 define_elementwise(BACKEND, TRAITS)
+define_storage(BACKEND, TRAITS, "float8_e4m3fn float8_e5m2 int8 uint8".split())
 
 from jaxtile.pallas_lowering.triton import mma as mma  # noqa: E402
 from jaxtile.pallas_lowering.triton import reduce as reduce  # noqa: E402
