@@ -4,6 +4,8 @@ from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise, negate
 from jaxtile.pallas_lowering._registry import Backend
 from jaxtile.primitives.mma import mma_p
+from jaxtile.primitives._moves import gather_p, scatter_p
+from jaxtile.primitives.reindex import reindex_p
 
 BACKEND = Backend("mosaic_gpu", _jax_private.mosaic_gpu())
 _NO_LAYOUT = "has no layout rule in Warpgroup semantics; map it outside the kernel"
@@ -24,6 +26,10 @@ BACKEND.refuses(
     "its tensor cores read their operands from shared memory, and mma sees loaded values; "
     "use plgpu.wgmma on the refs, or call mma on whole arrays",
 )
+for p in (reindex_p, gather_p, scatter_p):
+    BACKEND.refuses(
+        p, "it has no rule there yet; call it on arrays, outside the kernel"
+    )
 
 from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import scan as scan  # noqa: E402
