@@ -20,7 +20,7 @@ from jax.core import Tracer, eval_jaxpr
 from jaxtile._jax_private import align_varying
 from jaxtile.errors import TileTypeError, TileValueError, message
 from jaxtile.primitives._affine import affine_results, variables
-from jaxtile.primitives._bits import from_bits, place_dtype, to_bits
+from jaxtile.primitives._bits import place_dtype
 from jaxtile.primitives._functions import IN_JAX, attempt, require_pure
 from jaxtile.primitives._moves import bind_gather
 from jaxtile.primitives._scalar import as_closed
@@ -263,7 +263,10 @@ def _general(chain: Chain, shape: tuple[int, ...]) -> Any:
     for out, value in reversed(outside):
         place = jnp.where(out, -1, place)
         if not _same(fill, value):
-            picked = jnp.where(out.reshape(shape), to_bits(value), to_bits(fill))
-            fill = from_bits(picked, source.dtype)
+            # A gather of one element: a select that moves bits and has a derivative.
+            index = jnp.where(out.reshape(shape), 0, -1)
+            one, index, fill = align_varying([value.reshape(1), index, fill])
+            fill = bind_gather(one, index, fill, 0, ())
     flat = [source.reshape(-1), place.reshape(shape), fill]
-    return bind_gather(*align_varying(flat), 0, ())
+    source, place, fill = align_varying(flat)
+    return bind_gather(source, place, fill, 0, ())

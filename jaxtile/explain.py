@@ -21,9 +21,11 @@ from jaxtile import (
     catalogue,
     contraction,
     elementwise,
+    exchange,
     formats,
     reduction,
     summation,
+    reindexing,
 )
 from jaxtile._checks import arguments, choice, function
 from jaxtile.pallas_lowering import NAMES
@@ -33,12 +35,16 @@ _PUBLIC: dict[str, Callable] = {
     "bitcast": casting.bitcast,
     "cast": casting.cast,
     "einsum": summation.einsum,
+    "gather": exchange.gather,
     "linear_recurrence": reduction.linear_recurrence,
     "map": elementwise.map,
     "matmul": contraction.matmul,
     "mma": contraction.mma,
     "reduce": reduction.reduce,
+    "reindex": reindexing.reindex,
     "scan": reduction.scan,
+    "scatter": exchange.scatter,
+    "segment_reduce": exchange.segment_reduce,
 }
 
 
@@ -300,6 +306,12 @@ def _products() -> list[tuple[str, str, tuple, dict]]:
         case("bfloat16, promote_every=128", "bfloat16", promote_every=128),
         case("float32, order kept", "float32", allow_reassociation=False),
     ]
+def _turned(i, j):
+    return j, i
+
+
+def _shifted(i, j):
+    return i - 1, j
 
 
 def _cases() -> list[tuple[str, str, tuple, dict]]:
@@ -307,6 +319,7 @@ def _cases() -> list[tuple[str, str, tuple, dict]]:
         return jax.ShapeDtypeStruct((64, 128), jnp.dtype(dtype))
 
     x, add = block(), catalogue.add
+    ids, places = jax.ShapeDtypeStruct((64,), "int32"), block("int32")
     sums = [
         (f"reduce add, {policy}", "reduce", (x, 0, add), {"policy": policy})
         for policy in ("unordered_tree", "ordered_tree", "fixed_tree", "fold_left")
@@ -329,6 +342,11 @@ def _cases() -> list[tuple[str, str, tuple, dict]]:
         ("reduce maximum", "reduce", (x, 0, catalogue.maximum), {}),
         ("scan add", "scan", (x, 0, add), {}),
         *_products(),
+        ("reindex, a transpose", "reindex", (x, (128, 64), _turned), {}),
+        ("reindex, a shift", "reindex", (x, x.shape, _shifted), {"fill": 0.0}),
+        ("gather rows", "gather", (x, ids, 0), {}),
+        ("gather along rows", "gather", (x, places, 1), {"batch": "all"}),
+        ("scatter add", "scatter", (x, ids, 0, 64, add), {}),
     ]
 
 

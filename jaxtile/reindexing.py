@@ -195,9 +195,7 @@ def flip(x: Any, axis: Any = None) -> Any:
     axes, shape = axes_of("flip", axis, array.ndim, dims), array.shape
 
     def f(*j):
-        return tuple(
-            n - 1 - k if d in axes else k for d, (k, n) in enumerate(zip(j, shape))
-        )
+        return tuple(shape[d] - 1 - k if d in axes else k for d, k in enumerate(j))
 
     return _moved("flip", array, dims, shape, dims, f, None)
 
@@ -345,7 +343,7 @@ def broadcast(x: Any, out: Any) -> Any:
     op = "broadcast"
     array, dims = whole(op, x)
     shape, named = _target(op, out, array.shape, dims)
-    if dims is not None:
+    if dims is not None and named is not None:
         places = [named.index(d) if d in named else -1 for d in dims]
         sizes = zip(places, array.shape, strict=True)
         fits = all(p >= 0 and shape[p] == n for p, n in sizes)

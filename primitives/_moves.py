@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxtile.catalogue import add as ADD
 from jaxtile.policy import unordered_tree
+from jaxtile.primitives._bind import bind_reduce
 from jaxtile.primitives._define import new_primitive
 from jaxtile.primitives._spec import make_spec
 
@@ -74,6 +76,15 @@ def bind_scatter(
         finish=finish,
         out=tuple(out or (spec.results if finish else spec.states)),
     )
+
+
+def unpack_scatter(
+    spec: Any, operands: Sequence, seeded: bool
+) -> tuple[list, Any, Any]:
+    """Positional operands as (elements, index, init or None)."""
+    n = spec.n_elements
+    init = list(operands[n + 1 :]) if seeded else None
+    return list(operands[:n]), operands[n], init
 
 
 def add_spec(dtype: Any, op: str):
@@ -141,3 +152,19 @@ def flat_index(index: Any, axis: int, batch: Sequence[int]) -> Any:
     after = index.ndim - (len(batch) - head)
     count = math.prod(index.shape[head:after])
     return index.reshape(*index.shape[:head], count, *index.shape[after:])
+
+
+def sum_outside(ct: Any, outside: Any, ndim: int, op: str) -> Any:
+    """The cotangent of a fill of `ndim` leading dims: the sum where it was used."""
+    axes = tuple(range(ndim, ct.ndim))
+    if not axes:
+        return jnp.where(outside, ct, jnp.zeros_like(ct))
+    return bind_reduce(
+        add_spec(ct.dtype, op),
+        [ct],
+        None,
+        outside,
+        axes=axes,
+        policy=unordered_tree,
+        out=(ct.dtype,),
+    )[0]

@@ -86,6 +86,12 @@ def count_targets(places: Any, size: int, axis: int, batch: Sequence[int]) -> An
     return lax.scatter_add(zero, places[..., None], ones, numbers, mode=mode)
 
 
+def reached(index: Any, axis: int, batch: Sequence[int], size: int) -> Any:
+    """Which targets an element reaches, in the index's layout."""
+    counts = count_targets(targets(index, size), size, axis, batch)
+    return counts > 0
+
+
 def runs_of(index: Any, size: int, axis: int, batch: Sequence[int], is_sorted) -> Runs:
     """Sort an index, stably."""
     along, batch = before(axis, batch), tuple(batch)

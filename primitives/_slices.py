@@ -83,9 +83,15 @@ class Plan:
             labels = _merged(labels, *twin)
         lacking = tuple(k for k in range(len(self.shape)) if k not in labels)
         if lacking:
-            spec = add_spec(ct.dtype, "reindex")
-            params = dict(axes=lacking, policy=unordered_tree, out=(ct.dtype,))
-            (ct,) = bind_reduce(spec, [ct], None, None, **params)
+            (ct,) = bind_reduce(
+                add_spec(ct.dtype, "reindex"),
+                [ct],
+                None,
+                None,
+                axes=lacking,
+                policy=unordered_tree,
+                out=(ct.dtype,),
+            )
         places = sorted(labels)
         ct = lax.transpose(ct, [places.index(k) for k in labels])
         for before, twin in reversed(twins):

@@ -17,8 +17,6 @@ from jax import lax
 from jax.interpreters import ad
 
 from jaxtile.errors import TileShapeError, TileTypeError, message
-from jaxtile.policy import unordered_tree
-from jaxtile.primitives._bind import bind_reduce
 from jaxtile.primitives._bits import from_bits, inside, place_dtype, to_bits
 from jaxtile.primitives._define import Out, define, zero_tangent
 from jaxtile.primitives._moves import (
@@ -31,6 +29,7 @@ from jaxtile.primitives._moves import (
     index_places,
     pick,
     spread,
+    sum_outside,
 )
 from jaxtile.primitives._tangent import float_tangent, is_float, is_zero
 
@@ -137,7 +136,9 @@ def _transpose(cotangents, x, index, fill, *, axis, batch):
     outside = ~inside(index, n)
     dfill = None
     if undefined[1]:
-        dfill = _to_fill(ct, spread(outside, ct.shape, axis, batch), fill.aval.ndim)
+        dfill = sum_outside(
+            ct, spread(outside, ct.shape, axis, batch), fill.aval.ndim, "gather"
+        )
     return [dx, None, dfill]
 
 
@@ -159,15 +160,6 @@ def _to_source(ct, index, n, axis, batch):
         out=(ct.dtype,),
     )
     return dx
-
-
-def _to_fill(ct, outside, ndim):
-    axes = tuple(range(ndim, ct.ndim))
-    if not axes:
-        return jnp.where(outside, ct, jnp.zeros_like(ct))
-    spec = add_spec(ct.dtype, "gather")
-    params = dict(axes=axes, policy=unordered_tree, out=(ct.dtype,))
-    return bind_reduce(spec, [ct], None, outside, **params)[0]
 
 
 def _front(value, dim, size):

@@ -21,13 +21,11 @@ from jax import lax
 from jax.interpreters import ad
 
 from jaxtile.errors import TileShapeError, TileTypeError, message
-from jaxtile.policy import unordered_tree
 from jaxtile.primitives import _slices
 from jaxtile.primitives._affine import Affine
-from jaxtile.primitives._bind import bind_reduce
 from jaxtile.primitives._bits import from_bits, place_dtype, to_bits
 from jaxtile.primitives._define import Out, define, zero_tangent
-from jaxtile.primitives._moves import add_spec, bind_scatter, pick
+from jaxtile.primitives._moves import add_spec, bind_scatter, pick, sum_outside
 from jaxtile.primitives._tangent import float_tangent, is_float, is_zero
 
 Guard = tuple[tuple[Affine, int], ...]
@@ -69,11 +67,13 @@ def _box(guard: Guard, box: Sequence[tuple[int, int]]) -> list | None:
     for c, size in guard:
         if not c.terms:
             if not 0 <= c.offset < size:
+                if not box:
+                    return None  # one place cannot be none
                 box = [(low, low) for low, _ in box]
             continue
         if len(c.terms) > 1:
             return None
-        (k,) = c.terms
+        k = c.terms[0]
         a, b = c.coefficients[k], c.offset
         # 0 <= a j + b < size, solved for j.
         ends = (
@@ -242,7 +242,7 @@ def _transpose(cotangents, x, *fills, coordinates, guards, shape):
     for i, (fill, guard) in enumerate(zip(fills, guards, strict=True)):
         ok = passes(guard, shape)
         if ad.is_undefined_primal(fill):
-            outs[i + 1] = _to_fill(ct, before & ~ok, fill.aval.ndim)
+            outs[i + 1] = sum_outside(ct, before & ~ok, fill.aval.ndim, "reindex")
         before &= ok
     return outs
 
@@ -262,19 +262,17 @@ def _to_source(ct, x, coordinates, guards, shape):
     for guard in guards:
         ok &= passes(guard, shape)
     place = flat_place(coordinates, x.shape, ok, shape).reshape(-1)
-    order = dict(axis=0, batch=(), size=x.size, out=(ct.dtype,))
-    spec = add_spec(ct.dtype, "reindex")
-    (flat,) = bind_scatter(spec, [ct.reshape(-1)], place, None, **order)
+    (flat,) = bind_scatter(
+        add_spec(ct.dtype, "reindex"),
+        [ct.reshape(-1)],
+        place,
+        None,
+        axis=0,
+        batch=(),
+        size=x.size,
+        out=(ct.dtype,),
+    )
     return flat.reshape(x.shape)
-
-
-def _to_fill(ct, outside, ndim):
-    axes = tuple(range(ndim, ct.ndim))
-    if not axes:
-        return jnp.where(outside, ct, jnp.zeros_like(ct))
-    spec = add_spec(ct.dtype, "reindex")
-    params = dict(axes=axes, policy=unordered_tree, out=(ct.dtype,))
-    return bind_reduce(spec, [ct], None, outside, **params)[0]
 
 
 def _behind(c: Affine) -> Affine:

@@ -31,6 +31,9 @@ OPS = {
     "gelu": jt.gelu,
     "ite": lambda x: jt.ite(True, x, x),
     "tile": lambda x: jt.tile(x, C).array,
+    "gather": lambda x: jt.gather(x, jnp.arange(3), 0),
+    "scatter": lambda x: jt.scatter(x, jnp.arange(3), 0, 3, unique=True),
+    "shift": lambda x: jt.shift(x, 0, 0),
     "maximum": lambda x: jt.maximum(x, x),
     "init": _seed,
 }
