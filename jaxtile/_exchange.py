@@ -17,7 +17,6 @@ from jaxtile._join import check_rank, is_constant, placed, spell
 from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, message
-from jaxtile.primitives._bits import from_bits
 from jaxtile.primitives._parts import holds
 
 
@@ -221,7 +220,7 @@ def target_of(op: str, size: Any, dims: Any, axis: int) -> tuple[int, Any]:
     return count, named
 
 
-def scalar_fill(op: str, fill: Any, dtype: Any) -> jax.Array:
+def scalar_fill(op: str, fill: Any, dtype: Any) -> Any:
     """A scalar in a format; None is the value whose bits are all zero."""
     array = _filled(op, fill, np.dtype(dtype))
     if array.ndim:
@@ -236,13 +235,15 @@ def scalar_fill(op: str, fill: Any, dtype: Any) -> jax.Array:
     return array
 
 
-def _filled(op: str, fill: Any, dtype: np.dtype, dims: Any = None) -> jax.Array:
+def _filled(op: str, fill: Any, dtype: np.dtype, dims: Any = None) -> Any:
     if fill is None:
-        return _zero_bits(dtype)
+        return np.zeros((), dtype)
+    if isinstance(fill, np.ndarray) and fill.ndim == 0 and fill.dtype == dtype:
+        return fill
     if is_constant(fill) or (isinstance(fill, np.generic) and fill.ndim == 0):
         if not holds(dtype, fill):
             _refuse_fill(op, fill, dtype)
-        return jnp.asarray(fill, dtype)
+        return np.asarray(fill).astype(dtype)  # a constant stays one while tracing
     array = placed(op, fill, dims) if is_tile(fill) else as_array(op, fill)
     if array.dtype != dtype:
         weak = array.weak_type and np.can_cast(array.dtype, dtype, "same_kind")
@@ -252,14 +253,7 @@ def _filled(op: str, fill: Any, dtype: np.dtype, dims: Any = None) -> jax.Array:
     return array
 
 
-def _zero_bits(dtype: np.dtype) -> jax.Array:
-    if not jnp.issubdtype(dtype, jnp.floating):
-        return jnp.zeros((), dtype)
-    word = jnp.dtype(f"uint{formats.format_of(dtype).bits}")
-    return from_bits(jnp.zeros((), word), dtype)
-
-
-def fill_of(op: str, fill: Any, dtype: Any, shape: Sequence, dims: Any) -> jax.Array:
+def fill_of(op: str, fill: Any, dtype: Any, shape: Sequence, dims: Any) -> Any:
     """The fill in a format: a scalar, or an array of the result's shape."""
     array = _filled(op, fill, np.dtype(dtype), dims)
     if array.ndim == 0:

@@ -73,7 +73,7 @@ def _box(guard: Guard, box: Sequence[tuple[int, int]]) -> list | None:
             continue
         if len(c.terms) > 1:
             return None
-        k = c.terms[0]
+        k = next(iter(c.terms))
         a, b = c.coefficients[k], c.offset
         # 0 <= a j + b < size, solved for j.
         ends = (
