@@ -79,13 +79,13 @@ from jaxtile.reducers import Reducer as Reducer
 from jaxtile.reduction import linear_recurrence as linear_recurrence
 from jaxtile.reduction import reduce as reduce
 from jaxtile.reduction import scan as scan
-from jaxtile.summation import einsum as einsum
 from jaxtile.reindexing import broadcast as broadcast
 from jaxtile.reindexing import butterfly as butterfly
 from jaxtile.reindexing import flip as flip
 from jaxtile.reindexing import reindex as reindex
 from jaxtile.reindexing import shift as shift
 from jaxtile.reindexing import transpose as transpose
+from jaxtile.summation import einsum as einsum
 from jaxtile.tile import Tile as Tile
 from jaxtile.tile import tile as tile
 

@@ -232,8 +232,8 @@ def segment_reduce(
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
         >>> x = jnp.array([0.0, 1.0, 2.0])
-        >>> print(jt.segment_reduce(x, jnp.array([0, 0, 2]), 3, jt.logaddexp))
-        [1.3132616     -inf 2.       ]
+        >>> print(jt.segment_reduce(x, jnp.array([0, 0, 2]), 3, jt.maximum))
+        [  1. -inf   2.]
     """
     options = dict(policy=policy, acc_dtype=acc_dtype, out_dtype=out_dtype)
     options |= dict(init=init, batch=(), is_sorted=is_sorted)

@@ -24,8 +24,8 @@ from jaxtile import (
     exchange,
     formats,
     reduction,
-    summation,
     reindexing,
+    summation,
 )
 from jaxtile._checks import arguments, choice, function
 from jaxtile.pallas_lowering import NAMES
@@ -306,6 +306,8 @@ def _products() -> list[tuple[str, str, tuple, dict]]:
         case("bfloat16, promote_every=128", "bfloat16", promote_every=128),
         case("float32, order kept", "float32", allow_reassociation=False),
     ]
+
+
 def _turned(i, j):
     return j, i
 

@@ -3,8 +3,8 @@
 from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise, negate
 from jaxtile.pallas_lowering._registry import Backend
-from jaxtile.primitives.mma import mma_p
 from jaxtile.primitives._moves import gather_p, scatter_p
+from jaxtile.primitives.mma import mma_p
 from jaxtile.primitives.reindex import reindex_p
 
 BACKEND = Backend("mosaic_gpu", _jax_private.mosaic_gpu())
