@@ -28,7 +28,9 @@ BACKEND.refuses(
 )
 for p in (reindex_p, gather_p, scatter_p):
     BACKEND.refuses(
-        p, "it has no rule there yet; call it on arrays, outside the kernel"
+        p,
+        "its values lie in registers of many threads, and no operation of its moves them "
+        "by an index; read a ref at the index, or call it on whole arrays",
     )
 
 from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402

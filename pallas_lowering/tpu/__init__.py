@@ -3,8 +3,6 @@
 from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise
 from jaxtile.pallas_lowering._registry import Backend
-from jaxtile.primitives._moves import gather_p, scatter_p
-from jaxtile.primitives.reindex import reindex_p
 
 BACKEND = Backend("tpu", _jax_private.tpu())
 TRAITS = Traits(
@@ -14,11 +12,9 @@ TRAITS = Traits(
     lacks={},
 )
 define_elementwise(BACKEND, TRAITS)
-for p in (reindex_p, gather_p, scatter_p):
-    BACKEND.refuses(
-        p, "it has no rule there yet; call it on arrays, outside the kernel"
-    )
 
+
+from jaxtile.pallas_lowering.tpu import exchange as exchange  # noqa: E402
 from jaxtile.pallas_lowering.tpu import mma as mma  # noqa: E402
 from jaxtile.pallas_lowering.tpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.tpu import scan as scan  # noqa: E402

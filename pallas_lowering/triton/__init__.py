@@ -14,8 +14,6 @@ from jaxtile.pallas_lowering._elementwise import (
 )
 from jaxtile.pallas_lowering._registry import Backend
 from jaxtile.primitives import _scalar
-from jaxtile.primitives._moves import gather_p, scatter_p
-from jaxtile.primitives.reindex import reindex_p
 
 BACKEND = Backend("triton", _jax_private.triton())
 
@@ -53,11 +51,9 @@ TRAITS = Traits(
     shape=_shape,
 )
 define_elementwise(BACKEND, TRAITS)
-for p in (reindex_p, gather_p, scatter_p):
-    BACKEND.refuses(
-        p, "it has no rule there yet; call it on arrays, outside the kernel"
-    )
 
+
+from jaxtile.pallas_lowering.triton import exchange as exchange  # noqa: E402
 from jaxtile.pallas_lowering.triton import mma as mma  # noqa: E402
 from jaxtile.pallas_lowering.triton import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.triton import scan as scan  # noqa: E402
