@@ -65,6 +65,10 @@ from jaxtile.elementwise import sqrt as sqrt
 from jaxtile.elementwise import square as square
 from jaxtile.elementwise import tan as tan
 from jaxtile.elementwise import tanh as tanh
+from jaxtile.exchange import gather as gather
+from jaxtile.exchange import scatter as scatter
+from jaxtile.exchange import segment_reduce as segment_reduce
+from jaxtile.exchange import take as take
 from jaxtile.explain import explain as explain
 from jaxtile.explain import support_table as support_table
 from jaxtile.explain import supports as supports
@@ -82,6 +86,12 @@ from jaxtile.reducers import Reducer as Reducer
 from jaxtile.reduction import linear_recurrence as linear_recurrence
 from jaxtile.reduction import reduce as reduce
 from jaxtile.reduction import scan as scan
+from jaxtile.reindexing import broadcast as broadcast
+from jaxtile.reindexing import butterfly as butterfly
+from jaxtile.reindexing import flip as flip
+from jaxtile.reindexing import reindex as reindex
+from jaxtile.reindexing import shift as shift
+from jaxtile.reindexing import transpose as transpose
 from jaxtile.summation import einsum as einsum
 from jaxtile.tile import Tile as Tile
 from jaxtile.tile import tile as tile

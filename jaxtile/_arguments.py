@@ -83,7 +83,7 @@ def axis_of(op: str, axis: Any, ndim: int, dims) -> int:
     return place % ndim
 
 
-def _axes(op: str, axis: Any, ndim: int, dims) -> tuple[int, ...]:
+def axes_of(op: str, axis: Any, ndim: int, dims) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
     many = axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -132,7 +132,7 @@ def by_dims(op: str, what: str, value: Any, dims) -> jax.Array:
     return placed(op, value, dims)
 
 
-def _seed(op, spec: Spec, init: Any, shape, dims) -> list | None:
+def seed_of(op, spec: Spec, init: Any, shape, dims) -> list | None:
     """Seed leaves of the fibres' shape in the state's dtypes."""
     if init is None:
         return None
@@ -271,11 +271,11 @@ def parts(op, x, axis, reducer, init, where, acc_dtype, one_axis):
                     way_out="Broadcast them first.",
                 )
             )
-    axes = _axes(op, axis, len(shape), dims)
+    axes = axes_of(op, axis, len(shape), dims)
     spec = _spec(op, reducer, tree, arrays, axes, acc_dtype)
     kept = [d for d in range(len(shape)) if d not in axes]
     fibres = None if dims is None else tuple(dims[d] for d in kept)
-    seed = _seed(op, spec, init, tuple(shape[d] for d in kept), fibres)
+    seed = seed_of(op, spec, init, tuple(shape[d] for d in kept), fibres)
     mask = _mask(op, where, shape, dims)
     aligned = align_varying(
         [*arrays, *(seed or ()), *(() if mask is None else (mask,))]

@@ -263,7 +263,15 @@ def triton() -> Hooks:
         lowering.register_lowering(primitive)(rule)
 
     def trace(fn):
-        return lowering.lower_fun(fn, multiple_results=True)
+        rule = lowering.lower_fun(fn, multiple_results=True)
+
+        def lower(ctx, *args, **params):
+            # A literal operand is no value of the module yet.
+            pairs = zip(args, ctx.avals_in, strict=True)
+            values = [lowering._ensure_ir_value(v, aval) for v, aval in pairs]
+            return rule(ctx, *values, **params)
+
+        return lower
 
     knows = lowering.triton_lowering_rules.__contains__
     return Hooks(register, trace, knows, _triton_unavailable)

@@ -22,9 +22,11 @@ from jaxtile import (
     catalogue,
     contraction,
     elementwise,
+    exchange,
     formats,
     quantization,
     reduction,
+    reindexing,
     summation,
 )
 from jaxtile._checks import arguments, choice, function
@@ -37,6 +39,7 @@ _PUBLIC: dict[str, Callable] = {
     "decode": quantization.decode,
     "decode_blocks": blocks.decode_blocks,
     "einsum": summation.einsum,
+    "gather": exchange.gather,
     "linear_recurrence": reduction.linear_recurrence,
     "map": elementwise.map,
     "matmul": contraction.matmul,
@@ -45,8 +48,11 @@ _PUBLIC: dict[str, Callable] = {
     "quantize": quantization.quantize,
     "quantize_blocks": blocks.quantize_blocks,
     "reduce": reduction.reduce,
+    "reindex": reindexing.reindex,
     "scan": reduction.scan,
     "unpack": quantization.unpack,
+    "scatter": exchange.scatter,
+    "segment_reduce": exchange.segment_reduce,
 }
 
 
@@ -310,11 +316,20 @@ def _products() -> list[tuple[str, str, tuple, dict]]:
     ]
 
 
+def _turned(i, j):
+    return j, i
+
+
+def _shifted(i, j):
+    return i - 1, j
+
+
 def _cases() -> list[tuple[str, str, tuple, dict]]:
     def block(dtype="float32"):
         return jax.ShapeDtypeStruct((64, 128), jnp.dtype(dtype))
 
     x, add = block(), catalogue.add
+    ids, places = jax.ShapeDtypeStruct((64,), "int32"), block("int32")
     sums = [
         (f"reduce add, {policy}", "reduce", (x, 0, add), {"policy": policy})
         for policy in ("unordered_tree", "ordered_tree", "fixed_tree", "fold_left")
@@ -339,6 +354,11 @@ def _cases() -> list[tuple[str, str, tuple, dict]]:
         ("reduce maximum", "reduce", (x, 0, catalogue.maximum), {}),
         ("scan add", "scan", (x, 0, add), {}),
         *_products(),
+        ("reindex, a transpose", "reindex", (x, (128, 64), _turned), {}),
+        ("reindex, a shift", "reindex", (x, x.shape, _shifted), {"fill": 0.0}),
+        ("gather rows", "gather", (x, ids, 0), {}),
+        ("gather along rows", "gather", (x, places, 1), {"batch": "all"}),
+        ("scatter add", "scatter", (x, ids, 0, 64, add), {}),
     ]
 
 

@@ -50,12 +50,17 @@ def _mul(x, axes):
     return lax.reduce(x, np.asarray(1, x.dtype), lax.mul, axes)
 
 
-def _keys(x, sign):
+def keys(x, sign):
     """Integers in the order of the floats: -0.0 below +0.0, any NaN the extreme."""
     word = np.dtype(f"int{x.dtype.itemsize * 8}")
     info = np.iinfo(word)
     top = jnp.asarray(info.max if sign > 0 else info.min, word)
     return jnp.where(x != x, top, _turned(lax.bitcast_convert_type(x, word)))
+
+
+def values(words, dtype):
+    """The floats of `keys`; a NaN is one whatever it was."""
+    return lax.bitcast_convert_type(_turned(words), dtype)
 
 
 def _turned(words):
@@ -85,8 +90,7 @@ def _extreme(op, sign):
 
 
 def _exactly(reduce, sign, axes, x, _):
-    found = _turned(reduce(_keys(x, sign), axes))
-    return lax.bitcast_convert_type(found, x.dtype)
+    return values(reduce(keys(x, sign), axes), x.dtype)
 
 
 def _logaddexp(x, axes):

@@ -20,7 +20,7 @@ class Arg:
     Args:
         name: the keyword of the call.
         shape: without batch dimensions.
-        kind: "normal", "positive", "near_one", "integer" or "mask".
+        kind: "normal", "positive", "near_one", "integer", "place" or "mask".
     """
 
     name: str
@@ -36,6 +36,8 @@ class Arg:
             return jnp.asarray(mask)
         if self.kind == "integer":
             return jnp.asarray(rng.integers(-9, 9, shape), jnp.int32)
+        if self.kind == "place":  # of an axis of five, some outside
+            return jnp.asarray(rng.integers(-2, 7, shape), jnp.int32)
         if self.kind == "normal":
             return jnp.asarray(rng.standard_normal(shape), dtype)
         low = 0.5 if self.kind == "positive" else 0.8
@@ -216,4 +218,88 @@ MMA = [
     ),
 ]
 
-CASES = REDUCE + SCAN + MMA
+_TO = Arg("index", (_N,), "place")
+_TO_EACH = Arg("index", (_ROWS, _N), "place")
+_TARGETS = Arg("init", (_ROWS, 4))
+_FILL = Arg("fill", ())
+
+
+def _scatter(reducer, policy="unordered_tree", **params):
+    def call(x, index, init=None):
+        return jt.scatter(x, index, 1, 4, reducer, init=init, policy=policy, **params)
+
+    return call
+
+
+def _gather(axis, **params):
+    return lambda x, index, fill=None: jt.gather(x, index, axis, fill, **params)
+
+
+def _reindex(shape, f):
+    return lambda x, fill=None: jt.reindex(x, shape, f, fill)
+
+
+def _chain(x, a, b):
+    """Two fills, a transpose and a flip: one affine reindex."""
+    return jt.shift(jt.flip(jt.transpose(jt.shift(x, 1, 2, a)), 0), 0, -1, b)
+
+
+def _general_chain(x, a, b):
+    """Squares, which are not affine, of what was shifted."""
+    y = jt.reindex(x, (_ROWS, _N), lambda i, j: (i, j * j), a)
+    return jt.shift(y, 1, 1, b)
+
+
+EXCHANGE = [
+    Case("gather", _gather(1), (_X, _TO, _FILL), linear=(0, 2)),
+    Case("gather-all", _gather(1, batch="all"), (_X, _TO_EACH), grads=1, linear=(0,)),
+    Case("gather-one", _gather(0), (_X, Arg("index", (), "place")), linear=(0,)),
+    Case("take", lambda x, i: jt.take(x, i, 0), (_X, _TO_EACH), grads=1, linear=(0,)),
+    Case(
+        "scatter-add", _scatter(jt.add), (_X, _TO, _TARGETS), exact=False, linear=(0, 2)
+    ),
+    Case(
+        "scatter-add-fixed",
+        _scatter(jt.add, _FIXED, batch=0),
+        (_X, _TO_EACH),
+        grads=1,
+        linear=(0,),
+    ),
+    Case("scatter-add-int", _scatter(jt.add), (_INTEGER, _TO), grads=0),
+    Case("scatter-max", _scatter(jt.maximum), (_X, _TO, _TARGETS)),
+    Case("scatter-min-all", _scatter(jt.minimum, batch="all"), (_X, _TO_EACH), grads=1),
+    Case(
+        "scatter-mul-fixed", _scatter(jt.multiply, _FIXED), (_POSITIVE, _TO, _TARGETS)
+    ),
+    Case("scatter-user-right", _scatter(_MINUS, _RIGHT), (_X, _TO)),
+    Case("scatter-logaddexp", _scatter(jt.logaddexp), (_X, _TO, _TARGETS), exact=False),
+    Case("scatter-welford", _scatter(jt.welford, _FIXED), (_X, _TO), grads=1),
+    Case("scatter-argmax", _scatter(jt.argmax), (_X, _TO), grads=1),
+    Case(
+        "scatter-unique",
+        _scatter(None, unique=True),
+        (_X, _TO, _TARGETS),
+        linear=(0, 2),
+    ),
+    Case("shift", lambda x, fill: jt.shift(x, 1, 2, fill), (_X, _FILL), linear=(0, 1)),
+    Case("diagonal", _reindex(2, lambda i: (i, 4 - 2 * i)), (_X,), linear=(0,)),
+    Case(
+        "windows",
+        _reindex((2, 3, 3), lambda b, i, j: (b, i + j)),
+        (_X,),
+        grads=1,
+        linear=(0,),
+    ),
+    Case(
+        "windows-fill",
+        _reindex((2, 3, 4), lambda b, i, j: (b, i + j - 1)),
+        (_X, _FILL),
+        grads=1,
+        linear=(0, 1),
+    ),
+    Case("broadcast", lambda x: jt.broadcast(x, (3, 2, 5)), (_X,), linear=(0,)),
+    Case("reindex-chain", _chain, (_X, _FILL, _FILL), linear=(0, 1, 2)),
+    Case("reindex-general", _general_chain, (_X, _FILL, _FILL), linear=(0, 1, 2)),
+]
+
+CASES = REDUCE + SCAN + MMA + EXCHANGE

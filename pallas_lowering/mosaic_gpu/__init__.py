@@ -4,7 +4,9 @@ from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise, negate
 from jaxtile.pallas_lowering._registry import Backend
 from jaxtile.pallas_lowering._storage import define_storage
+from jaxtile.primitives._moves import gather_p, scatter_p
 from jaxtile.primitives.mma import mma_p
+from jaxtile.primitives.reindex import reindex_p
 
 BACKEND = Backend("mosaic_gpu", _jax_private.mosaic_gpu())
 _NO_LAYOUT = "has no layout rule in Warpgroup semantics; map it outside the kernel"
@@ -26,6 +28,12 @@ BACKEND.refuses(
     "use plgpu.wgmma on the refs, or call mma on whole arrays",
 )
 define_storage(BACKEND, TRAITS, "float8_e4m3fn float8_e5m2 int8 uint8".split())
+for p in (reindex_p, gather_p, scatter_p):
+    BACKEND.refuses(
+        p,
+        "its values lie in registers of many threads, and no operation of its moves them "
+        "by an index; read a ref at the index, or call it on whole arrays",
+    )
 
 from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import scan as scan  # noqa: E402

@@ -15,6 +15,8 @@ TRAITS = Traits(
 define_elementwise(BACKEND, TRAITS)
 define_storage(BACKEND, TRAITS, "float8_e4m3fn float8_e5m2 int8 uint8".split())
 
+
+from jaxtile.pallas_lowering.tpu import exchange as exchange  # noqa: E402
 from jaxtile.pallas_lowering.tpu import mma as mma  # noqa: E402
 from jaxtile.pallas_lowering.tpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.tpu import scan as scan  # noqa: E402

@@ -54,6 +54,8 @@ TRAITS = Traits(
 define_elementwise(BACKEND, TRAITS)
 define_storage(BACKEND, TRAITS, "float8_e4m3fn float8_e5m2 int8 uint8".split())
 
+
+from jaxtile.pallas_lowering.triton import exchange as exchange  # noqa: E402
 from jaxtile.pallas_lowering.triton import mma as mma  # noqa: E402
 from jaxtile.pallas_lowering.triton import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.triton import scan as scan  # noqa: E402

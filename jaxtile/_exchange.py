@@ -1,0 +1,282 @@
+"""What gather, scatter and reindex share in taking arguments: index, fill, targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxtile import formats
+from jaxtile._arguments import axis_of
+from jaxtile._checks import as_array, integer
+from jaxtile._join import check_rank, is_constant, placed, spell
+from jaxtile._operators import is_tile
+from jaxtile.dims import Dim
+from jaxtile.errors import TileShapeError, TileTypeError, message
+from jaxtile.primitives._parts import holds
+
+
+def whole(op: str, x: Any) -> tuple[jax.Array, tuple[Dim, ...] | None]:
+    """An operand of any format as an array, and its dims (None: an array)."""
+    if not is_tile(x):
+        return as_array(op, x), None
+    check_rank(op, x)
+    return as_array(op, x.array), x.dims
+
+
+def _batch_axes(op: str, batch: Any, axis: int, ndim: int) -> tuple[int, ...]:
+    if isinstance(batch, str):
+        if batch != "all":
+            raise TileTypeError(
+                message(
+                    op,
+                    expected='batch axes, or "all"',
+                    got=repr(batch),
+                    way_out="Name the axes that x and index share.",
+                )
+            )
+        return tuple(d for d in range(ndim) if d != axis)
+    many = batch if isinstance(batch, (tuple, list)) else (batch,)
+    axes = tuple(sorted(axis_of(op, a, ndim, None) for a in many))
+    if axis in axes or len(set(axes)) != len(axes):
+        raise TileShapeError(
+            message(
+                op,
+                expected="batch axes other than the axis, each once",
+                got=f"batch={batch!r}, axis={axis}",
+                way_out="The axis itself is what the index replaces.",
+            )
+        )
+    return axes
+
+
+def _index_array(op: str, index: Any) -> jax.Array:
+    array = as_array(op, index)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TileTypeError(
+            message(
+                op,
+                expected="an index of integers",
+                got=array.dtype.name,
+                way_out="A mask selects by jaxtile.ite; other numbers need "
+                "jaxtile.cast(index, jnp.int32).",
+            )
+        )
+    if formats.format_of(array.dtype).bits < 8:
+        array = array.astype(jnp.int32)
+    return array
+
+
+def placed_index(op, index, axis, x, dims, batch, own_axis=False):
+    """An index in the layout of the primitives.
+
+    Args:
+        op: the op that asks, for messages.
+        index: an array, tile or number.
+        axis: the axis of x.
+        x: the array that it indexes.
+        dims: its dims, or None.
+        batch: the axes that arrays share.
+        own_axis: the index has `axis` and nothing else of its own.
+
+    Returns:
+        The index, the shared axes of x, and the dims of the index alone.
+    """
+    if dims is not None and is_tile(index):
+        return _placed_tile(op, index, axis, x, dims, own_axis)
+    if is_tile(index) or (dims is not None and np.ndim(index) > 0):
+        raise TileShapeError(
+            message(
+                op,
+                expected="x and index both arrays, or both tiles",
+                got="a tile and an array",
+                way_out="Name the axes of the array with jaxtile.tile.",
+            )
+        )
+    shared = _batch_axes(op, batch, axis, x.ndim)
+    array = _index_array(op, index)
+    new = array.ndim - len(shared)
+    if new < 0 or (own_axis and new != 1):
+        raise TileShapeError(
+            message(
+                op,
+                expected="an index with the axes of batch="
+                + (", and one of its own" if own_axis else ""),
+                got=f"shape {array.shape} for batch={shared}",
+                way_out="An index that is shared by no axis of x has batch=().",
+            )
+        )
+    _require_sizes(op, array, axis, x, shared, own_axis)
+    return array, shared, ()
+
+
+def _require_sizes(op, index, axis, x, shared, own_axis):
+    head = sum(d < axis for d in shared)
+    new = index.ndim - len(shared)
+    have = (*index.shape[:head], *index.shape[head + new :])
+    want = tuple(x.shape[d] for d in shared)
+    if own_axis:
+        have = (*have, index.shape[head])
+        want = (*want, x.shape[axis])
+    if have != want:
+        raise TileShapeError(
+            message(
+                op,
+                expected=f"an index of the sizes of x along the axes {shared}"
+                + (f" and {axis}" if own_axis else ""),
+                got=f"shape {index.shape} for {x.shape}",
+                way_out="Size 1 does not stretch: broadcast the index first.",
+            )
+        )
+
+
+def _placed_tile(op, index, axis, x, dims, own_axis):
+    check_rank(op, index)
+    others = [d for i, d in enumerate(dims) if i != axis]
+    shared = tuple(i for i, d in enumerate(dims) if i != axis and d in index.dims)
+    own = tuple(d for d in index.dims if d not in others)
+    if own_axis and own != (dims[axis],):
+        raise TileShapeError(
+            message(
+                op,
+                expected=f"an index with dim {dims[axis]!r} and others of x",
+                got=f"dims {spell(index.dims)} for {spell(dims)}",
+                way_out="Each place of the axis has one target; dims are identities.",
+            )
+        )
+    first = [dims[i] for i in shared if i < axis]
+    last = [dims[i] for i in shared if i > axis]
+    order = [index.dims.index(d) for d in (*first, *own, *last)]
+    array = lax.transpose(_index_array(op, index.array), order)
+    sizes = dict(zip(index.dims, index.shape, strict=True))
+    for i, d in enumerate(dims):
+        if d in sizes and sizes[d] != x.shape[i]:
+            raise TileShapeError(
+                message(
+                    op,
+                    expected=f"one size for dim {d!r}",
+                    got=f"{x.shape[i]} and {sizes[d]}",
+                    way_out="Make another Dim for the picked places.",
+                )
+            )
+    return array, shared, own
+
+
+def require_free(op: str, x: Any, index: Any, axis: Any) -> None:
+    """Refuse an index that shares a dim with x."""
+    if not (is_tile(x) and is_tile(index)):
+        return
+    shared = [d for d in index.dims if d in x.dims and d is not axis]
+    if shared:
+        raise TileShapeError(
+            message(
+                op,
+                expected="an index of dims that x does not have",
+                got=f"{spell(shared)} in both",
+                way_out="jaxtile.gather picks along shared dims.",
+            )
+        )
+
+
+def target_of(op: str, size: Any, dims: Any, axis: int) -> tuple[int, Any]:
+    """How many targets there are, and the dims of the result."""
+    way_out = "It is the size of the result along the axis."
+    named = None
+    if dims is not None:
+        if not (
+            isinstance(size, Mapping)
+            and len(size) == 1
+            and isinstance(next(iter(size)), Dim)
+        ):
+            raise TileTypeError(
+                message(
+                    op,
+                    expected="size={dim: n}, which names the targets' dim",
+                    got=repr(size),
+                    way_out="Make it with jaxtile.Dim; the axis of x is another one.",
+                )
+            )
+        ((dim, size),) = size.items()
+        others = [d for i, d in enumerate(dims) if i != axis]
+        if dim in others:
+            raise TileShapeError(
+                message(
+                    op,
+                    expected=f"a dim for the targets that is none of {spell(others)}",
+                    got=repr(dim),
+                    way_out="Make another with jaxtile.Dim.",
+                )
+            )
+        named = (*dims[:axis], dim, *dims[axis + 1 :])
+    count = integer(op, "size, an integer", size, way_out)
+    if count < 0:
+        raise TileShapeError(
+            message(op, expected="size of at least 0", got=str(count), way_out=way_out)
+        )
+    return count, named
+
+
+def scalar_fill(op: str, fill: Any, dtype: Any) -> Any:
+    """A scalar in a format; None is the value whose bits are all zero."""
+    array = _filled(op, fill, np.dtype(dtype))
+    if array.ndim:
+        raise TileTypeError(
+            message(
+                op,
+                expected="a fill that is a scalar",
+                got=f"shape {array.shape}",
+                way_out="jaxtile.gather takes a fill for each place.",
+            )
+        )
+    return array
+
+
+def _filled(op: str, fill: Any, dtype: np.dtype, dims: Any = None) -> Any:
+    if fill is None:
+        return np.zeros((), dtype)
+    if isinstance(fill, np.ndarray) and fill.ndim == 0 and fill.dtype == dtype:
+        return fill
+    if is_constant(fill) or (isinstance(fill, np.generic) and fill.ndim == 0):
+        if not holds(dtype, fill):
+            _refuse_fill(op, fill, dtype)
+        return np.asarray(fill).astype(dtype)  # a constant stays one while tracing
+    array = placed(op, fill, dims) if is_tile(fill) else as_array(op, fill)
+    if array.dtype != dtype:
+        weak = array.weak_type and np.can_cast(array.dtype, dtype, "same_kind")
+        if not weak:
+            _refuse_fill(op, array.dtype.name, dtype)
+        array = array.astype(dtype)
+    return array
+
+
+def fill_of(op: str, fill: Any, dtype: Any, shape: Sequence, dims: Any) -> Any:
+    """The fill in a format: a scalar, or an array of the result's shape."""
+    array = _filled(op, fill, np.dtype(dtype), dims)
+    if array.ndim == 0:
+        return array
+    try:
+        return jnp.broadcast_to(array, tuple(shape))
+    except ValueError as error:
+        raise TileShapeError(
+            message(
+                op,
+                expected=f"a fill that broadcasts to {tuple(shape)}",
+                got=str(array.shape),
+                way_out="Pass a scalar, or one value for each place of the result.",
+            )
+        ) from error
+
+
+def _refuse_fill(op, got, dtype):
+    raise TileTypeError(
+        message(
+            op,
+            expected=f"a value that {dtype.name} holds, to stand for what is outside",
+            got=str(got),
+            way_out="Convert it to x's format first.",
+        )
+    )
