@@ -66,6 +66,10 @@ from jaxtile.explain import explain as explain
 from jaxtile.explain import support_table as support_table
 from jaxtile.explain import supports as supports
 from jaxtile.laws import check_laws as check_laws
+from jaxtile.ordering import Ranked as Ranked
+from jaxtile.ordering import argsort as argsort
+from jaxtile.ordering import sort as sort
+from jaxtile.ordering import topk as topk
 from jaxtile.policy import MmaPolicy as MmaPolicy
 from jaxtile.recurrences import affine as affine
 from jaxtile.recurrences import matrix_affine as matrix_affine

@@ -56,7 +56,8 @@ def _arrays(op: str, leaves: Sequence) -> list:
     return out
 
 
-def _one_axis(op: str, axis: Any, ndim: int, dims) -> int:
+def axis_of(op: str, axis: Any, ndim: int, dims) -> int:
+    """The place of one axis, by its Dim or its number."""
     if isinstance(axis, Dim):
         if dims is None or axis not in dims:
             raise TileShapeError(
@@ -86,7 +87,7 @@ def _axes(op: str, axis: Any, ndim: int, dims) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
     many = axis if isinstance(axis, (tuple, list)) else (axis,)
-    axes = tuple(sorted(_one_axis(op, a, ndim, dims) for a in many))
+    axes = tuple(sorted(axis_of(op, a, ndim, dims) for a in many))
     if len(set(axes)) != len(axes):
         raise TileShapeError(
             message(
@@ -114,7 +115,7 @@ def _spec(op, reducer, tree, arrays, axes, acc_dtype) -> Spec:
     return make_spec(reducer, tree, [v.dtype for v in arrays], acc_dtype, index, op)
 
 
-def _by_dims(op: str, what: str, value: Any, dims) -> jax.Array:
+def by_dims(op: str, what: str, value: Any, dims) -> jax.Array:
     """An argument beside the elements: a tile goes by its dims, an array by its axes."""
     if not is_tile(value):
         return as_array(op, value)
@@ -136,7 +137,7 @@ def _seed(op, spec: Spec, init: Any, shape, dims) -> list | None:
     if init is None:
         return None
     leaves, tree = jax.tree.flatten(init, is_leaf=is_tile)
-    leaves = [v if _is_number(v) else _by_dims(op, "init", v, dims) for v in leaves]
+    leaves = [v if _is_number(v) else by_dims(op, "init", v, dims) for v in leaves]
     init = jax.tree.unflatten(tree, [operand(op, v) for v in leaves])
     resume, state = spec.reducer.resume, init
     result = jax.tree.unflatten(spec.result_tree, spec.results)
@@ -190,17 +191,18 @@ def seed_leaf(op: str, name: str, value: Any, dtype, shape, way_out: str):
                 way_out=f"Cast {name}, or state acc_dtype=.",
             )
         )
-    return _broadcast(op, name, convert(array, dtype), shape, way_out)
+    return broadcast(op, name, convert(array, dtype), shape, way_out)
 
 
 def _mask(op, where: Any, shape, dims):
     if where is None:
         return None
-    mask = _by_dims(op, "where", where, dims)
-    return _broadcast(op, "a mask", mask, shape, "Give where= the elements' shape.")
+    mask = by_dims(op, "where", where, dims)
+    return broadcast(op, "a mask", mask, shape, "Give where= the elements' shape.")
 
 
-def _broadcast(op, what, array, shape, way_out):
+def broadcast(op, what, array, shape, way_out):
+    """An array of that shape."""
     try:
         return jnp.broadcast_to(array, shape)
     except ValueError as error:

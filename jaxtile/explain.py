@@ -22,6 +22,7 @@ from jaxtile import (
     contraction,
     elementwise,
     formats,
+    ordering,
     reduction,
     summation,
 )
@@ -30,6 +31,7 @@ from jaxtile.pallas_lowering import NAMES
 from jaxtile.policy import MmaPolicy
 
 _PUBLIC: dict[str, Callable] = {
+    "argsort": ordering.argsort,
     "bitcast": casting.bitcast,
     "cast": casting.cast,
     "einsum": summation.einsum,
@@ -39,6 +41,8 @@ _PUBLIC: dict[str, Callable] = {
     "mma": contraction.mma,
     "reduce": reduction.reduce,
     "scan": reduction.scan,
+    "sort": ordering.sort,
+    "topk": ordering.topk,
 }
 
 
@@ -329,6 +333,9 @@ def _cases() -> list[tuple[str, str, tuple, dict]]:
         ("reduce maximum", "reduce", (x, 0, catalogue.maximum), {}),
         ("scan add", "scan", (x, 0, add), {}),
         *_products(),
+        ("sort", "sort", (x, 1), {}),
+        ("argsort", "argsort", (x, 1), {}),
+        ("topk of 8", "topk", (x, 1, 8), {}),
     ]
 
 

@@ -7,5 +7,7 @@ from jaxtile.primitives.map_linear import map_linear_p as map_linear_p
 from jaxtile.primitives.mma import mma_p as mma_p
 from jaxtile.primitives.reduce import reduce_p as reduce_p
 from jaxtile.primitives.scan import scan_p as scan_p
+from jaxtile.primitives.sort import sort_p as sort_p
+from jaxtile.primitives.topk import topk_p as topk_p
 
-ALL = (cast_p, bitcast_p, map_p, map_linear_p, mma_p, reduce_p, scan_p)
+ALL = (cast_p, bitcast_p, map_p, map_linear_p, mma_p, reduce_p, scan_p, sort_p, topk_p)

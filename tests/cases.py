@@ -178,4 +178,21 @@ SCAN = [
     Case("affine-masked", _affine_state(), (_A, _B, _MASK), exact=False, linear=(1,)),
 ]
 
-CASES = REDUCE + SCAN
+
+def _sort(x, payload):
+    return jt.sort(x, -1, (payload,), descending=True, return_indices=True)
+
+
+ORDER = [
+    Case("sort", lambda x: jt.sort(x, -1), (_X,)),
+    Case("sort-payload", _sort, (_X, _POSITIVE)),
+    Case("argsort-int", lambda x: jt.argsort(x, -1), (_INTEGER,), grads=0),
+    Case("topk", lambda x, p: jt.topk(x, -1, 3, p), (_X, _POSITIVE)),
+    Case(
+        "topk-counted",
+        lambda x, n: jt.topk(x, -1, 3, largest=False, valid_count=n),
+        (_X, Arg("valid_count", (_ROWS,), "integer")),
+    ),
+]
+
+CASES = REDUCE + SCAN + ORDER

@@ -49,6 +49,9 @@ _CALLS = {
     "recurrence": lambda x: jt.linear_recurrence(x, x, 1),
     "cast": lambda x: jt.cast(x, jnp.bfloat16),
     "masked": lambda x: jt.reduce(x, 1, jt.add, where=x > 0, policy="fixed_tree"),
+    "sort": lambda x: jt.sort(x, 1, x, return_indices=True),
+    "argsort": lambda x: jt.argsort(x, 1),
+    "topk": lambda x: jt.topk(x, 1, 2),
     "seeded": lambda x: jt.scan(x, 1, jt.add, init=x[:, 0], policy="fixed_tree"),
 }
 
@@ -88,7 +91,9 @@ def test_explicit_types_carry_the_sharding(name):
         assert jax.typeof(eager).sharding.spec[0] == "rows"
 
 
-@pytest.mark.parametrize("name", ["reduce-fixed", "scan-fixed", "recurrence"])
+@pytest.mark.parametrize(
+    "name", ["reduce-fixed", "scan-fixed", "recurrence", "sort", "topk"]
+)
 def test_gradients_carry_the_sharding(mesh, name):
     x = _put(mesh, _X, "rows", None)
 

@@ -3,7 +3,10 @@
 from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise, negate
 from jaxtile.pallas_lowering._registry import Backend
+from jaxtile.pallas_lowering._sort import UNSORTED
 from jaxtile.primitives.mma import mma_p
+from jaxtile.primitives.sort import sort_p
+from jaxtile.primitives.topk import topk_p
 
 BACKEND = Backend("mosaic_gpu", _jax_private.mosaic_gpu())
 _NO_LAYOUT = "has no layout rule in Warpgroup semantics; map it outside the kernel"
@@ -24,6 +27,8 @@ BACKEND.refuses(
     "its tensor cores read their operands from shared memory, and mma sees loaded values; "
     "use plgpu.wgmma on the refs, or call mma on whole arrays",
 )
+for _primitive in (sort_p, topk_p):
+    BACKEND.refuses(_primitive, UNSORTED)
 
 from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import scan as scan  # noqa: E402

@@ -3,6 +3,9 @@
 from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise
 from jaxtile.pallas_lowering._registry import Backend
+from jaxtile.pallas_lowering._sort import UNSORTED
+from jaxtile.primitives.sort import sort_p
+from jaxtile.primitives.topk import topk_p
 
 BACKEND = Backend("tpu", _jax_private.tpu())
 TRAITS = Traits(
@@ -12,6 +15,8 @@ TRAITS = Traits(
     lacks={},
 )
 define_elementwise(BACKEND, TRAITS)
+for _primitive in (sort_p, topk_p):
+    BACKEND.refuses(_primitive, UNSORTED)
 
 from jaxtile.pallas_lowering.tpu import mma as mma  # noqa: E402
 from jaxtile.pallas_lowering.tpu import reduce as reduce  # noqa: E402

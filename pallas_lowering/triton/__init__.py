@@ -13,7 +13,10 @@ from jaxtile.pallas_lowering._elementwise import (
     propagate_nan,
 )
 from jaxtile.pallas_lowering._registry import Backend
+from jaxtile.pallas_lowering._sort import UNSORTED
 from jaxtile.primitives import _scalar
+from jaxtile.primitives.sort import sort_p
+from jaxtile.primitives.topk import topk_p
 
 BACKEND = Backend("triton", _jax_private.triton())
 
@@ -51,6 +54,8 @@ TRAITS = Traits(
     shape=_shape,
 )
 define_elementwise(BACKEND, TRAITS)
+for _primitive in (sort_p, topk_p):
+    BACKEND.refuses(_primitive, UNSORTED)
 
 from jaxtile.pallas_lowering.triton import mma as mma  # noqa: E402
 from jaxtile.pallas_lowering.triton import reduce as reduce  # noqa: E402
