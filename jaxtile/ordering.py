@@ -20,7 +20,9 @@ from jaxtile.primitives.sort import bind_sort
 from jaxtile.primitives.topk import bind_topk
 from jaxtile.tile import Tile
 
-_ENDS = '"last" and "first" hold in both directions; "largest" and "smallest" rank NaN.'
+NAN_WAY_OUT = (
+    '"last" and "first" hold in both directions; "largest" and "smallest" rank NaN.'
+)
 _TIES = "Ties go by source index, descending too."
 _STATIC_K = (
     "k is the size of a result: pass a Python integer, and valid_count= for how many of "
@@ -55,7 +57,7 @@ def _taken(op: str, x: Any, axis: Any, payload: Any):
 
 
 def _rules(op: str, nan: Any, ties: Any) -> None:
-    choice(op, "nan", nan, NAN_RULES, _ENDS)
+    choice(op, "nan", nan, NAN_RULES, NAN_WAY_OUT)
     choice(op, "ties", ties, ("stable",), _TIES)
 
 

@@ -85,6 +85,16 @@ def keys_of(x, order: Order):
     return jnp.where(magnitude > infinity, nan, keys)
 
 
+def ranks_of(x, order: Order):
+    """The keys as signed integers of 32 or 64 bits, which everything compares."""
+    if x.dtype.itemsize < 4:
+        floating = jnp.issubdtype(x.dtype, jnp.floating)
+        x = x.astype(jnp.float32 if floating else jnp.int32)
+    keys = keys_of(x, order)
+    top = keys.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
+    return lax.bitcast_convert_type(keys ^ top, f"int{8 * keys.dtype.itemsize}")
+
+
 def index_dtype(n: int) -> np.dtype:
     """The dtype of a source index below n."""
     return np.dtype(np.int32 if n < 2**31 else np.int64)
