@@ -189,7 +189,8 @@ def in_turn(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]
     return seconds
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Median and extremes of some timings."""
     low, middle, high = min(seconds), statistics.median(seconds), max(seconds)
     return {"median_s": middle, "min_s": low, "max_s": high}
 
@@ -213,7 +214,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
         lambda: theirs(x).block_until_ready(),
         lambda: copy(x, zero).block_until_ready(),
     ]
-    mine, other, moved = map(_spread, in_turn(calls, rounds))
+    mine, other, moved = map(spread, in_turn(calls, rounds))
     rate = 2 * host.nbytes / moved["median_s"]
     return {
         "case": case.name,
@@ -233,7 +234,8 @@ def _affine_pair(x, y):
     return y[0] * x[0], y[0] * x[1] + y[1]
 
 
-def _compiled(fn: Callable, *args: Any) -> float:
+def compiled(fn: Callable, *args: Any) -> float:
+    """Seconds to trace and compile a function with a cold cache."""
     jax.clear_caches()
     start = time.perf_counter()
     jax.jit(fn).lower(*args).compile()
@@ -252,8 +254,8 @@ def compile_time(rounds: int) -> dict[str, Any]:
 
     if not jnp.allclose(ours(a, b), theirs(a, b)):
         raise SystemExit("affine scan: jaxtile and lax.associative_scan differ")
-    calls = [lambda: _compiled(ours, a, b), lambda: _compiled(theirs, a, b)]
-    mine, other = map(_spread, in_turn(calls, rounds))
+    calls = [lambda: compiled(ours, a, b), lambda: compiled(theirs, a, b)]
+    mine, other = map(spread, in_turn(calls, rounds))
     return {"length": COMPILE_LENGTH, "ours": mine, "theirs": other, "target_s": 0.6}
 
 
@@ -276,7 +278,7 @@ def import_time(rounds: int) -> dict[str, Any]:
         )
         for _ in range(rounds)
     ]
-    return {"ours": _spread(seconds), "target_s": 0.7}
+    return {"ours": spread(seconds), "target_s": 0.7}
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def _git(*args: str) -> str:
     return done.stdout.strip()
 
 
-def circumstances() -> dict[str, Any]:
+def circumstances(command: str = COMMAND) -> dict[str, Any]:
     """Where, when and with what the figures were taken."""
     changed = _git("status", "--porcelain", "--", "jaxtile", "primitives")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
@@ -49,7 +49,7 @@ def circumstances() -> dict[str, Any]:
         "jaxlib": importlib.metadata.version("jaxlib"),
         "numpy": np.__version__,
         "commit": _git("rev-parse", "HEAD") + ("+changes" if changed else ""),
-        "command": COMMAND,
+        "command": command,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 

@@ -73,6 +73,10 @@ from jaxtile.explain import explain as explain
 from jaxtile.explain import support_table as support_table
 from jaxtile.explain import supports as supports
 from jaxtile.laws import check_laws as check_laws
+from jaxtile.ordering import Ranked as Ranked
+from jaxtile.ordering import argsort as argsort
+from jaxtile.ordering import sort as sort
+from jaxtile.ordering import topk as topk
 from jaxtile.policy import MmaPolicy as MmaPolicy
 from jaxtile.quantization import decode as decode
 from jaxtile.quantization import pack as pack
@@ -92,6 +96,7 @@ from jaxtile.reindexing import flip as flip
 from jaxtile.reindexing import reindex as reindex
 from jaxtile.reindexing import shift as shift
 from jaxtile.reindexing import transpose as transpose
+from jaxtile.selections import topk_merge as topk_merge
 from jaxtile.summation import einsum as einsum
 from jaxtile.tile import Tile as Tile
 from jaxtile.tile import tile as tile

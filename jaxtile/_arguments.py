@@ -191,17 +191,18 @@ def seed_leaf(op: str, name: str, value: Any, dtype, shape, way_out: str):
                 way_out=f"Cast {name}, or state acc_dtype=.",
             )
         )
-    return _broadcast(op, name, convert(array, dtype), shape, way_out)
+    return broadcast(op, name, convert(array, dtype), shape, way_out)
 
 
 def _mask(op, where: Any, shape, dims):
     if where is None:
         return None
     mask = by_dims(op, "where", where, dims)
-    return _broadcast(op, "a mask", mask, shape, "Give where= the elements' shape.")
+    return broadcast(op, "a mask", mask, shape, "Give where= the elements' shape.")
 
 
-def _broadcast(op, what, array, shape, way_out):
+def broadcast(op, what, array, shape, way_out):
+    """An array of that shape."""
     try:
         return jnp.broadcast_to(array, shape)
     except ValueError as error:

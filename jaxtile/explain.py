@@ -24,6 +24,7 @@ from jaxtile import (
     elementwise,
     exchange,
     formats,
+    ordering,
     quantization,
     reduction,
     reindexing,
@@ -34,6 +35,7 @@ from jaxtile.pallas_lowering import NAMES
 from jaxtile.policy import MmaPolicy
 
 _PUBLIC: dict[str, Callable] = {
+    "argsort": ordering.argsort,
     "bitcast": casting.bitcast,
     "cast": casting.cast,
     "decode": quantization.decode,
@@ -53,6 +55,8 @@ _PUBLIC: dict[str, Callable] = {
     "unpack": quantization.unpack,
     "scatter": exchange.scatter,
     "segment_reduce": exchange.segment_reduce,
+    "sort": ordering.sort,
+    "topk": ordering.topk,
 }
 
 
@@ -359,6 +363,9 @@ def _cases() -> list[tuple[str, str, tuple, dict]]:
         ("gather rows", "gather", (x, ids, 0), {}),
         ("gather along rows", "gather", (x, places, 1), {"batch": "all"}),
         ("scatter add", "scatter", (x, ids, 0, 64, add), {}),
+        ("sort", "sort", (x, 1), {}),
+        ("argsort", "argsort", (x, 1), {}),
+        ("topk of 8", "topk", (x, 1, 8), {}),
     ]
 
 

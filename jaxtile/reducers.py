@@ -181,6 +181,7 @@ class Reducer:
     winner: Reducer | None = None
     weights: Callable[..., Any] | None = None
     native: str | None = None
+    order: Any = None
     variants: Callable[..., Reducer] | None = None
 
     def __post_init__(self):

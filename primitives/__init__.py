@@ -13,6 +13,8 @@ from jaxtile.primitives.reduce import reduce_p as reduce_p
 from jaxtile.primitives.reindex import reindex_p as reindex_p
 from jaxtile.primitives.scan import scan_p as scan_p
 from jaxtile.primitives.scatter import scatter_p as scatter_p
+from jaxtile.primitives.sort import sort_p as sort_p
+from jaxtile.primitives.topk import topk_p as topk_p
 from jaxtile.primitives.unpack import unpack_p as unpack_p
 
 ALL = (
@@ -30,4 +32,6 @@ ALL = (
     reindex_p,
     gather_p,
     scatter_p,
+    sort_p,
+    topk_p,
 )

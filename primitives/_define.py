@@ -68,6 +68,7 @@ def define(
     along: Callable[..., tuple[int, ...]] | None = None,
     share: Callable[..., Callable[..., list] | None] | None = None,
     places: Callable[..., Sequence] = _shards.dims_of,
+    local: bool = False,
 ) -> Primitive:
     """Give a primitive its rules.
 
@@ -91,6 +92,8 @@ def define(
             `fn(*shards, platform) -> [array]`. None has them gathered.
         places: `(avals, whole, **params)`, for each operand its dimensions as those of the
             first; what the first lacks has a number of its own.
+        local: on a mesh the reference too runs on every device's own shards, because the
+            partitioner would gather what it is made of.
 
     Returns:
         The primitive.
@@ -122,7 +125,9 @@ def define(
 
     primitive.def_abstract_eval(abstract_eval)
     for platform in ("", "cpu", "cuda", "tpu"):
-        rule = _rule(primitive, platform, abstract, reference, along, share, places)
+        rule = _rule(
+            primitive, platform, abstract, reference, along, share, places, local
+        )
         mlir.register_lowering(primitive, rule, platform=platform or None)
     batching.primitive_batchers[primitive] = batch
     if jvp is not None:
@@ -133,7 +138,7 @@ def define(
     return primitive
 
 
-def _rule(primitive, platform, abstract, reference, along, share, places):
+def _rule(primitive, platform, abstract, reference, along, share, places, local):
     """The lowering rule on a platform: the chosen kernel, or the reference."""
     home = platform if platform in ("cpu", "cuda") else ""
     plain = _jax_private.lower_plain(_on(home, reference, platform=home))
@@ -141,16 +146,18 @@ def _rule(primitive, platform, abstract, reference, along, share, places):
         return plain
 
     def lower(ctx, *args, implementation, **params):
-        mesh, run = None, None
-        if implementation != REFERENCE and CHOICE:
+        mesh = run = misplaced = None
+        chosen = implementation != REFERENCE and CHOICE
+        if chosen or local:
             mesh, misplaced = _jax_private.placement(ctx)
+        if chosen:
             run = CHOICE[0].kernel(
                 primitive, platform, implementation, ctx.avals_in, params, misplaced
             )
-        if run is None:
-            return plain(ctx, *args, **params)
-        if mesh is None:
+        if mesh is None and run is not None:
             return _jax_private.lower_plain(_on(home, run))(ctx, *args, **params)
+        if mesh is None or (run is None and not local):
+            return plain(ctx, *args, **params)
         whole = along(**params)
         results = [o.dims for o in abstract(*ctx.avals_in, **params)]
         asked = {"implementation": implementation, **params}

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from jaxtile.policy import Kind, Transform
+from jaxtile.primitives import _order
 from jaxtile.primitives._define import PLATFORM
 from jaxtile.primitives._fold import collapse
 
@@ -118,8 +119,10 @@ VALUES = {
 def permitted(spec, policy) -> bool:
     """Whether XLA's reduction, which permutes, keeps what the policy states.
 
-    Selections and integers show no order.
+    Selections and integers show no order, and the best few are the same in any.
     """
+    if spec.reducer.native == "topk":
+        return True
     selects = spec.reducer.native in ("max", "min", "argmax", "argmin")
     exact = selects or not any(jnp.issubdtype(d, jnp.floating) for d in spec.states)
     return policy.kind is Kind.TREE and (exact or policy.permits(Transform.PERMUTE))
@@ -141,6 +144,19 @@ def argument(name, x, axes, index_dtype):
     index = pick(x, axis, index_dtype)
     value = jnp.take_along_axis(x, index[..., None], axis, mode="clip")[..., 0]
     return [value, index]
+
+
+def ranked(spec, x, axes, platform):
+    """The best few with their source indices; places beyond the elements are empty."""
+    x = collapse(x, axes)
+    k = len(spec.states) // 2
+    index = _order.best(x, spec.reducer.order, min(k, x.shape[-1]), platform)
+    found = [_order.take(x, index), index.astype(spec.index)]
+    empty = spec.identity(index.shape[:-1])
+    return [
+        found[leaf // k][..., leaf % k] if leaf % k < index.shape[-1] else empty[leaf]
+        for leaf in range(2 * k)
+    ]
 
 
 def prefixes(spec, x, axis):

@@ -59,12 +59,15 @@ def lower(ctx: Any, args: Sequence, mesh: Any, plan: Plan) -> list:
         return _place(mesh, _joint_spec(operands, (), plan)[0], outs)
 
     mapped = [
-        tuple(ArrayMapping(*(f"d{d}" for d in each)) for each in side)
-        for side in plan.dims
+        tuple(ArrayMapping(*map(_factor, each)) for each in side) for side in plan.dims
     ]
-    whole = tuple(f"d{d}" for d in plan.whole)
+    whole = tuple(map(_factor, plan.whole))
     rule = SdyShardingRule(*mapped, need_replication_factors=whole)
     return _jax_private.lower_partitioned(ctx, args, mesh, partition, infer, rule)
+
+
+def _factor(d: int) -> str:
+    return "own" if d < 0 else f"d{d}"
 
 
 def _place(mesh, spec, side) -> tuple:

@@ -33,7 +33,8 @@ from jaxtile.primitives._scalar import (
 )
 from jaxtile.reducers import Reducer
 
-_COMPARE = frozenset("eq ne lt le gt ge is_finite".split())
+# Bits that are looked at are no longer the value: no arithmetic of it follows.
+_COMPARE = frozenset("eq ne lt le gt ge is_finite bitcast_convert_type".split())
 _FLOW = SELECTIONS | {"convert_element_type"}
 
 

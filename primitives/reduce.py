@@ -67,9 +67,13 @@ def _settle(spec, state, valid, shape):
     return _fold.pick(valid, state, spec.filler(shape))
 
 
-def _native_tree(spec, elements, mask, axes):
+def _native_tree(spec, elements, mask, axes, platform):
     """The state by XLA's own reduction and what exists, or None."""
     name = spec.reducer.native
+    if name == "topk":
+        if mask is not None or not spec.index:
+            return None
+        return _native.ranked(spec, elements[0], axes, platform), None
     if name in ("argmax", "argmin") and mask is None:
         x = convert(elements[0], spec.elements[0])
         return _native.argument(name, x, axes, spec.index), None
@@ -114,7 +118,7 @@ def _state(elements, init, mask, spec, axes, policy, platform):
     if int(np.prod([shape[d] for d in axes])) == 0:
         return list(init) if init is not None else spec.empty(kept)
     if _native.permitted(spec, policy):
-        found = _native_tree(spec, elements, mask, axes)
+        found = _native_tree(spec, elements, mask, axes, platform)
         if found is not None:
             return _seeded(spec, init, *found, kept)
     elements = [_fold.collapse(v, axes) for v in elements]
@@ -183,12 +187,12 @@ def _sum(values, axes, order, acc):
     return bind_reduce(spec, [values], None, None, axes=axes, **order)[0]
 
 
-def _tangent_of_winner(index, dx, axes, order, acc):
+def _tangent_of_winner(index, dx, axes, order, acc, own=None):
     place = _fold.collapse(dx, axes)
     last = place.ndim - 1
-    iota = iota_like(place, index.dtype, last)
+    own = iota_like(place, index.dtype, last) if own is None else own
     chosen = jnp.where(
-        iota == lax.expand_dims(index, (last,)), place, jnp.zeros_like(place)
+        own == lax.expand_dims(index, (last,)), place, jnp.zeros_like(place)
     )
     return _sum(chosen, (last,), order, acc)
 
@@ -215,6 +219,17 @@ def _select_jvp(spec, elements, init, mask, de, dz, axes, order):
     return [jnp.where(some, d, none)]
 
 
+def _ranked_jvp(spec, elements, de, axes, state, order):
+    """The tangent of each place of topk_merge: that of the element with its index."""
+    index = None
+    if not spec.index:
+        index = _fold.collapse(elements[1], axes)
+    return [
+        _tangent_of_winner(place, de[0], axes, order, spec.states[0], index)
+        for place in state[len(state) // 2 :]
+    ]
+
+
 def _weighted_jvp(spec, elements, init, mask, de, dz, total, axes, order):
     weights = functools.partial(elementwise, spec.reducer.weights)
     x = convert(elements[0], spec.states[0])
@@ -230,6 +245,8 @@ def _tangents(spec, elements, init, mask, de, dz, axes, state, **order):
     """The tangent of each float leaf of the raw state."""
     if spec.reducer.winner is not None:
         return _select_jvp(spec, elements, init, mask, de, dz, axes, order)
+    if spec.reducer.native == "topk" and init is None:
+        return _ranked_jvp(spec, elements, de, axes, state, order)
     if spec.reducer.weights is not None:
         return _weighted_jvp(spec, elements, init, mask, de, dz, state, axes, order)
     elements = [_fold.collapse(v, axes) for v in elements]

@@ -302,4 +302,21 @@ EXCHANGE = [
     Case("reindex-general", _general_chain, (_X, _FILL, _FILL), linear=(0, 1, 2)),
 ]
 
-CASES = REDUCE + SCAN + MMA + EXCHANGE
+
+def _sort(x, payload):
+    return jt.sort(x, -1, (payload,), descending=True, return_indices=True)
+
+
+ORDER = [
+    Case("sort", lambda x: jt.sort(x, -1), (_X,)),
+    Case("sort-payload", _sort, (_X, _POSITIVE)),
+    Case("argsort-int", lambda x: jt.argsort(x, -1), (_INTEGER,), grads=0),
+    Case("topk", lambda x, p: jt.topk(x, -1, 3, p), (_X, _POSITIVE)),
+    Case(
+        "topk-counted",
+        lambda x, n: jt.topk(x, -1, 3, largest=False, valid_count=n),
+        (_X, Arg("valid_count", (_ROWS,), "integer")),
+    ),
+]
+
+CASES = REDUCE + SCAN + MMA + EXCHANGE + ORDER

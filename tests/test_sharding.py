@@ -52,6 +52,9 @@ _CALLS = {
     "decode": lambda x: jt.quantize(x, "float8_e4m3fn", out_dtype=jnp.float32),
     "blocks": lambda x: jt.decode_blocks(*jt.quantize_blocks(x, "float4_e2m1fn", 8)),
     "masked": lambda x: jt.reduce(x, 1, jt.add, where=x > 0, policy="fixed_tree"),
+    "sort": lambda x: jt.sort(x, 1, x, return_indices=True),
+    "argsort": lambda x: jt.argsort(x, 1),
+    "topk": lambda x: jt.topk(x, 1, 2),
     "seeded": lambda x: jt.scan(x, 1, jt.add, init=x[:, 0], policy="fixed_tree"),
 }
 
@@ -91,7 +94,9 @@ def test_explicit_types_carry_the_sharding(name):
         assert jax.typeof(eager).sharding.spec[0] == "rows"
 
 
-@pytest.mark.parametrize("name", ["reduce-fixed", "scan-fixed", "recurrence"])
+@pytest.mark.parametrize(
+    "name", ["reduce-fixed", "scan-fixed", "recurrence", "sort", "topk"]
+)
 def test_gradients_carry_the_sharding(mesh, name):
     x = _put(mesh, _X, "rows", None)
 

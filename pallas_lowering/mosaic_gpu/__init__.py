@@ -3,10 +3,13 @@
 from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise, negate
 from jaxtile.pallas_lowering._registry import Backend
+from jaxtile.pallas_lowering._sort import UNSORTED
 from jaxtile.pallas_lowering._storage import define_storage
 from jaxtile.primitives._moves import gather_p, scatter_p
 from jaxtile.primitives.mma import mma_p
 from jaxtile.primitives.reindex import reindex_p
+from jaxtile.primitives.sort import sort_p
+from jaxtile.primitives.topk import topk_p
 
 BACKEND = Backend("mosaic_gpu", _jax_private.mosaic_gpu())
 _NO_LAYOUT = "has no layout rule in Warpgroup semantics; map it outside the kernel"
@@ -34,6 +37,8 @@ for p in (reindex_p, gather_p, scatter_p):
         "its values lie in registers of many threads, and no operation of its moves them "
         "by an index; read a ref at the index, or call it on whole arrays",
     )
+for _primitive in (sort_p, topk_p):
+    BACKEND.refuses(_primitive, UNSORTED)
 
 from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import scan as scan  # noqa: E402

@@ -1,0 +1,173 @@
+"""Order-preserving keys, and the permutations that sort and topk make of them.
+
+A key is an unsigned integer that ascends in the order asked for; equal keys are ties,
+which the source index settles. So zeros are one class whatever their sign, NaNs one
+whatever their payload, and no comparison of floats sees a subnormal that a CPU flushes.
+Values move by index, as unsigned images of their bits.
+
+Everything here works along the last axis.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+NAN_RULES = ("last", "first", "largest", "smallest")
+_LARGEST_BLOCK_ON_CPU = (
+    32  # XLA unrolls a minor reduction of up to 32, and vectorises it
+)
+
+
+class Order(NamedTuple):
+    """A total preorder of one format.
+
+    Args:
+        descending: large values first.
+        nan: where NaNs go: to one end whatever the direction, or as a value.
+    """
+
+    descending: bool
+    nan: str
+
+
+def unsigned_of(dtype) -> np.dtype:
+    """The unsigned integers as wide as a format."""
+    return np.dtype(f"uint{8 * np.dtype(dtype).itemsize}")
+
+
+def image(x):
+    """The bits of a value as an unsigned integer; 4-bit formats stay what they are."""
+    if x.dtype == bool:
+        return x.astype(jnp.uint8)
+    if jax.dtypes.itemsize_bits(x.dtype) < 8:
+        return x
+    return lax.bitcast_convert_type(x, unsigned_of(x.dtype))
+
+
+def value_of(bits, dtype):
+    """The inverse of `image`."""
+    if np.dtype(dtype).kind == "b":
+        return bits.astype(bool)
+    return lax.bitcast_convert_type(bits, dtype) if bits.dtype != dtype else bits
+
+
+def keys_of(x, order: Order):
+    """The keys of arithmetic values.
+
+    Args:
+        x: values.
+        order: the order asked for.
+
+    Returns:
+        Unsigned integers of x's width.
+    """
+    bits = image(x)
+    word = bits.dtype
+    zero, ones = word.type(0), ~word.type(0)
+    if x.dtype == bool:
+        return bits ^ word.type(order.descending)
+    flip = ones if order.descending else zero
+    top = ones ^ (ones >> word.type(1))
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return bits ^ (flip ^ (top if x.dtype.kind == "i" else zero))
+    magnitude = bits & ~top
+    negative = (bits > top) ^ order.descending
+    # -0 counts as +0. NaNs alone have the bits that would give the first or last key.
+    keys = jnp.where(negative, ~magnitude & ~top, magnitude | top)
+    infinity = np.array(np.inf, x.dtype).view(word)[()]
+    value = "largest" if order.descending else "smallest"
+    nan = zero if order.nan in ("first", value) else ones
+    return jnp.where(magnitude > infinity, nan, keys)
+
+
+def ranks_of(x, order: Order):
+    """The keys as signed integers of 32 or 64 bits, which everything compares."""
+    if x.dtype.itemsize < 4:
+        floating = jnp.issubdtype(x.dtype, jnp.floating)
+        x = x.astype(jnp.float32 if floating else jnp.int32)
+    keys = keys_of(x, order)
+    top = keys.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
+    return lax.bitcast_convert_type(keys ^ top, f"int{8 * keys.dtype.itemsize}")
+
+
+def index_dtype(n: int) -> np.dtype:
+    """The dtype of a source index below n."""
+    return np.dtype(np.int32 if n < 2**31 else np.int64)
+
+
+def permutation(keys, platform: str):
+    """The source indices in stable order of the keys."""
+    n = keys.shape[-1]
+    index = index_dtype(n)
+    last = keys.ndim - 1
+    place = lax.broadcasted_iota(index, keys.shape, last)
+    shift = max(n - 1, 1).bit_length()
+    width = 8 * keys.dtype.itemsize + shift
+    if platform != "cpu" or width > 64:
+        return lax.sort((keys, place), dimension=last, num_keys=1, is_stable=True)[1]
+    # XLA's CPU sorts one integer operand several times as fast as a key and a payload.
+    with jax.enable_x64(True):
+        word = np.dtype(np.uint32 if width <= 32 else np.uint64)
+        packed = keys.astype(word) << word.type(shift) | place.astype(word)
+        packed = lax.sort(packed, dimension=last, is_stable=True)
+        return (packed & word.type((1 << shift) - 1)).astype(index)
+
+
+def best(x, order: Order, k: int, platform: str):
+    """The source indices of the first k values in stable order, 0 < k <= n."""
+    return _best(x, lambda v: keys_of(v, order), k, platform)
+
+
+def _best(x, keys, k, platform):
+    n = x.shape[-1]
+    if 8 * k >= n:
+        return permutation(keys(x), platform)[..., :k]
+    size = _block(n, k, platform)
+    if n // size + (k + 1) * size > n // 2:
+        return _few(keys(x), k, platform)
+    # Each of the k blocks with the best heads has an element before everything in any
+    # other block: its head, or with the same head the one in the earlier block.
+    count = n // size
+    blocks = x[..., : count * size].reshape(*x.shape[:-1], count, size)
+    heads = jnp.min(keys(blocks), -1)
+    found = _best(heads, lambda v: v, k, platform)
+    found = lax.sort(found, dimension=found.ndim - 1)  # candidates in source order
+    rows = jnp.take_along_axis(blocks, found[..., None], -2, mode="promise_in_bounds")
+    rows = rows.reshape(*x.shape[:-1], k * size)
+    rest = x[..., count * size :]
+    some = _few(keys(lax.concatenate([rows, rest], x.ndim - 1)), k, platform)
+    inside = jnp.minimum(some // size, k - 1)
+    block = take(found, inside)
+    place = block * size + some % size
+    return jnp.where(some < k * size, place, some - k * size + count * size)
+
+
+def _block(n, k, platform):
+    size = 1 << max(3, int(np.sqrt(n / k)).bit_length() - 1)
+    return min(size, _LARGEST_BLOCK_ON_CPU) if platform == "cpu" else size
+
+
+def _few(keys, k, platform):
+    """The first k without looking for blocks first."""
+    if platform != "cpu" or keys.dtype.itemsize == 8:
+        return permutation(keys, platform)[..., :k]
+    # XLA's CPU has a partial sort of float32 in the total order of their bits, lower
+    # indices first: the floats here are those of the keys' rank, the best one largest.
+    rank = ~keys.astype(jnp.uint32)
+    top = np.uint32(1 << 31)
+    bits = jnp.where(rank >= top, rank ^ top, ~rank)
+    return lax.top_k(lax.bitcast_convert_type(bits, jnp.float32), k)[1]
+
+
+def take(x, index, wanted=None):
+    """The values at source indices, bit for bit; zeros where they are not wanted."""
+    bits = image(x)
+    found = jnp.take_along_axis(bits, index, -1, mode="promise_in_bounds")
+    if wanted is not None:
+        found = jnp.where(wanted, found, jnp.zeros_like(found))
+    return value_of(found, x.dtype)

@@ -1,0 +1,102 @@
+r"""sort: each fibre's values in order, ties by source index.
+
+    y[j] = x[p(j)],  p the one permutation with (key(x[p(j)]), p(j)) ascending
+
+where the key ranks values in the direction asked for. NaNs are one class whatever their
+sign and payload, -0 equals +0, and every value keeps its bits. Payloads follow the same
+permutation, which is a result too where it is asked for.
+
+Operands: the keys, then payload leaves of the same shape.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxtile.primitives import _order
+from jaxtile.primitives._define import Out, define, new_primitive
+from jaxtile.primitives._operands import batch_fibres
+from jaxtile.primitives._ranked import check_ranked, moved
+
+sort_p = new_primitive("tile_sort")
+
+
+def bind_sort(
+    x,
+    payload=(),
+    *,
+    axis,
+    descending=False,
+    nan="last",
+    indices=False,
+    implementation=None,
+):
+    """Bind `sort_p`.
+
+    Args:
+        x: the keys, of an arithmetic format.
+        payload: arrays of x's shape, of any format.
+        axis: the sorted axis.
+        descending: large values first.
+        nan: "last", "first", "largest" or "smallest".
+        indices: also give the source indices, after the values.
+        implementation: None picks what runs it; a name insists.
+
+    Returns:
+        The values, the indices if asked for, and the payload leaves.
+    """
+    return sort_p.bind(
+        x,
+        *payload,
+        axis=axis,
+        order=_order.Order(descending, nan),
+        indices=indices,
+        implementation=implementation,
+    )
+
+
+def _abstract(x, *payload, axis, order, indices):
+    check_ranked("sort", x, payload, axis, order)
+    dims = tuple(range(x.ndim))
+    index = _order.index_dtype(x.shape[axis])
+    outs = [Out(x.shape, v.dtype, dims) for v in (x, *payload)]
+    return [outs[0], *[Out(x.shape, index, dims)] * indices, *outs[1:]]
+
+
+def _reference(x, *payload, axis, order, indices, platform=""):
+    x, *payload = (jnp.moveaxis(v, axis, -1) for v in (x, *payload))
+    if not (indices or payload or jnp.issubdtype(x.dtype, jnp.floating)):
+        # Equal integers have equal bits: any order of ties will do.
+        ranked = lax.sort(x, dimension=x.ndim - 1)
+        outs = [lax.rev(ranked, (x.ndim - 1,)) if order.descending else ranked]
+    else:
+        index = _order.permutation(_order.keys_of(x, order), platform)
+        outs = [_order.take(v, index) for v in (x, *payload)]
+        outs[1:1] = [index] * indices
+    return [jnp.moveaxis(v, -1, axis) for v in outs]
+
+
+def _jvp(primals, tangents, *, indices, axis, **params):
+    outs = sort_p.bind(*primals, indices=True, axis=axis, **params)
+    sources = [tangents[0], None, *tangents[1:]]
+    dy = moved(sources, outs, outs[1], axis)
+    if not indices:
+        del outs[1], dy[1]
+    return outs, dy
+
+
+def _batch(args, dims, *, axis, **params):
+    args = batch_fibres(args, dims, params, "axis")
+    outs = sort_p.bind(*args, axis=axis + 1, **params)
+    return outs, [0] * len(outs)
+
+
+define(
+    sort_p,
+    abstract=_abstract,
+    reference=_reference,
+    jvp=_jvp,
+    batch=_batch,
+    along=lambda *, axis, **_: (axis,),
+)
