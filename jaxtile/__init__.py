@@ -76,6 +76,7 @@ from jaxtile.reduction import linear_recurrence as linear_recurrence
 from jaxtile.reduction import reduce as reduce
 from jaxtile.reduction import scan as scan
 from jaxtile.summation import einsum as einsum
+from jaxtile.regions import fold as fold
 from jaxtile.tile import Tile as Tile
 from jaxtile.tile import tile as tile
 
