@@ -16,7 +16,7 @@ from jaxtile._domain import Domain, State
 from jaxtile._graph import Graph, Value, graph_of
 from jaxtile._jax_private import align_varying
 from jaxtile._updates import Unknown, Update, accumulates, updates
-from jaxtile._vectorise import at_once, at_one, broadcast
+from jaxtile._vectorise import at_once, at_one, in_front
 from jaxtile.errors import ContractError, message
 from jaxtile.policy import Kind, Policy, Transform
 from jaxtile.primitives._bind import bind_reduce
@@ -144,25 +144,28 @@ def _reduced(region: Region, update: Update, k: int) -> jax.Array:
     seed = region.state.leaves[k]
     if not update.contributions:
         return seed
-    domain = region.domain.axes
+    domain, rank = region.domain.axes, seed.ndim
     wanted = [*update.contributions, *(update.mask[:1] if update.mask else ())]
-    wide = [broadcast(v, domain, seed.shape) for v in at_once(wanted, domain)]
+    front = in_front(wanted)
+    wide = at_once(wanted, seed.shape, domain, front=front)
     mask = None
     if update.mask is not None:
         mask = wide.pop() if update.mask[1] else ~wide.pop()
     signed = [-v if n else v for v, n in zip(wide, update.negated, strict=True)]
     element, axes = signed[0], len(domain)
+    first = 0 if front else rank
     if len(signed) > 1:
         # One coordinate contributes several times: an axis after all those of the domain.
         if region.policy.kind is Kind.RIGHT:
             signed = signed[::-1]
-        element = jnp.stack(signed, axes)
-        mask = mask if mask is None else jnp.stack([mask] * len(signed), axes)
+        element = jnp.stack(signed, first + axes)
+        mask = mask if mask is None else jnp.stack([mask] * len(signed), first + axes)
         axes += 1
-    return _reduce(region, update.reducer, element, seed, mask, axes)
+    places = range(first, first + axes)
+    return _reduce(region, update.reducer, element, seed, mask, places)
 
 
-def _reduce(region: Region, reducer: Reducer, element, seed, mask, axes: int):
+def _reduce(region: Region, reducer: Reducer, element, seed, mask, axes):
     dtype = np.dtype(seed.dtype)
     acc = None if dtype.kind == "b" else dtype
     spec = make_spec(reducer, jax.tree.structure(0), (dtype,), acc, None, "fold")
@@ -172,7 +175,7 @@ def _reduce(region: Region, reducer: Reducer, element, seed, mask, axes: int):
         operands[:1],
         operands[1:2],
         operands[2] if mask is not None else None,
-        axes=range(axes),
+        axes=axes,
         policy=region.policy,
         finish=False,
         implementation=backends.asked("reduce", None),
@@ -183,9 +186,8 @@ def _added(region: Region, result: Value, k: int) -> jax.Array:
     """A component that an op accumulates: the sum of what it adds to nothing."""
     seed, domain = region.state.leaves[k], region.domain.axes
     nothing = [jnp.full(v.shape, -0.0, v.dtype) for v in region.state.leaves]
-    (wide,) = at_once([result], domain, nothing)
-    element = broadcast(wide, domain, seed.shape)
-    return _reduce(region, catalogue.add, element, seed, None, len(domain))
+    (element,) = at_once([result], seed.shape, domain, nothing)
+    return _reduce(region, catalogue.add, element, seed, None, range(len(domain)))
 
 
 def _by_contract(region: Region, graph: Graph, contract: Contract) -> list:
@@ -196,13 +198,11 @@ def _by_contract(region: Region, graph: Graph, contract: Contract) -> list:
     if regroups and (contract.spec is None or size > _LARGEST):
         return chain(region)
     domain = region.domain.axes
-    if contract.merged is None:
-        assert contract.identity is not None  # checked with the contract
-        wide = at_once(graph.results, domain, contract.identity)
-    else:
-        wide = at_once(contract.merged, domain)
-    pairs = zip(wide, leaves, strict=True)
-    elements = [broadcast(v, domain, leaf.shape) for v, leaf in pairs]
+    wanted, states = contract.merged or graph.results, contract.identity
+    elements = [
+        at_once([v], leaf.shape, domain, states)[0]
+        for v, leaf in zip(wanted, leaves, strict=True)
+    ]
     if contract.spec is None:
         return _tree(region, contract, elements)
     aligned = align_varying([*elements, *leaves])

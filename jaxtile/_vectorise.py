@@ -8,6 +8,7 @@ along. A coordinate stays a formula, a * i + b, for as long as it can, so that a
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -50,14 +51,20 @@ class Wide(NamedTuple):
 
 
 def at_once(
-    wanted: Sequence[Value], domain: Sequence[Axis], states: Sequence | None = None
-) -> list[Wide]:
+    wanted: Sequence[Value],
+    shape: Sequence[int],
+    domain: Sequence[Axis],
+    states: Sequence | None = None,
+    front: bool = True,
+) -> list[jax.Array]:
     """The values at every coordinate of a domain.
 
     Args:
-        wanted: what to evaluate; no coordinate may be a value of its own axis twice.
+        wanted: what to evaluate.
+        shape: that each has, or broadcasts to, at one coordinate.
         domain: the coordinates.
         states: what the state inputs hold at all of them; None if nothing needs them.
+        front: the domain's axes come before those of `shape`, else after them.
     """
 
     def given(value: Value):
@@ -69,9 +76,25 @@ def at_once(
             return Wide(states[value.place])
         return Wide(value.const)
 
-    run = _Run(domain)
+    run = _Run(domain, front)
     found = _evaluate(wanted, given, run.node)
-    return [run.array(v) for v in found]
+    return [run.broadcast(run.array(v), shape) for v in found]
+
+
+def in_front(wanted: Sequence[Value]) -> bool:
+    """Whether the domain's axes are better in front: they are not where they are read.
+
+    Arrays that are read along their last axis would have to be transposed.
+    """
+    votes = 0
+    for node in nodes(wanted):
+        if node.name == "dynamic_slice" and node.reads[0].fixed:
+            x, *starts = node.reads
+            along = [d for d, s in enumerate(starts) if not s.fixed]
+            size = math.prod(x.aval.shape)
+            last = x.aval.ndim - 1
+            votes += -size if along and along[-1] == last > 0 else size
+    return votes >= 0
 
 
 def at_one(wanted: Sequence[Value], coordinate: Sequence, states: Sequence) -> list:
@@ -82,7 +105,7 @@ def at_one(wanted: Sequence[Value], coordinate: Sequence, states: Sequence) -> l
             return Wide(coordinate[value.place])
         return Wide(states[value.place] if value.kind == STATE else value.const)
 
-    found = _evaluate(wanted, given, _Run(()).node)
+    found = _evaluate(wanted, given, _Run((), True).node)
     return [v.array for v in found]
 
 
@@ -132,8 +155,25 @@ def run_node(node: Node, *values) -> list:
 class _Run:
     """Runs nodes on wide values over a domain."""
 
-    def __init__(self, domain: Sequence[Axis]):
-        self.domain = domain
+    def __init__(self, domain: Sequence[Axis], front: bool):
+        self.domain, self.front = domain, front
+
+    def _vmap(self, fn: Callable, varies: Sequence[bool]) -> Callable:
+        place = 0 if self.front else -1
+        return jax.vmap(fn, tuple(place if v else None for v in varies), place)
+
+    def broadcast(self, value: Wide, shape: Sequence[int]) -> jax.Array:
+        """A value as an array with every axis of the domain, and `shape`."""
+        array = jnp.asarray(value.array)
+        if array.ndim == len(value.axes):  # a scalar mask selects whole states
+            counts = array.shape
+            kept = range(len(counts))
+            if self.front:
+                array = lax.broadcast_in_dim(array, (*counts, *shape), kept)
+            else:
+                kept = [len(shape) + k for k in kept]
+                array = lax.broadcast_in_dim(array, (*shape, *counts), kept)
+        return self._spread(Wide(array, value.axes), range(len(self.domain)), shape)
 
     def array(self, value: Formula | Wide) -> Wide:
         """The value as an array."""
@@ -151,12 +191,36 @@ class _Run:
 
     def _mapped(self, node: Node, values: list[Wide]) -> list[Wide]:
         axes = tuple(sorted({a for v in values for a in v.axes}))
+        shape = node.gives[0].aval.shape
+        if self._is_flat(node):
+            arrays = [self._spread(v, axes, shape) for v in values]
+            return [Wide(out, axes) for out in run_node(node, *arrays)]
+        if node.name == "squeeze":
+            first = len(axes) if self.front else 0
+            places = [first + d for d in node.eqn.params["dimensions"]]
+            return [Wide(lax.squeeze(values[0].array, places), axes)]
         fn: Callable = functools.partial(run_node, node)
-        for axis in reversed(axes):
-            fn = jax.vmap(
-                fn, in_axes=tuple(0 if axis in v.axes else None for v in values)
-            )
+        for axis in reversed(axes) if self.front else axes:
+            fn = self._vmap(fn, [axis in v.axes for v in values])
         return [Wide(out, axes) for out in fn(*(v.array for v in values))]
+
+    def _is_flat(self, node: Node) -> bool:
+        """Elementwise, so that its axes may lie as they do; vmap might turn them."""
+        shape = node.gives[0].aval.shape
+        alike = all(v.aval.shape == shape for v in node.reads)
+        return alike and (node.name in ELEMENTWISE or node.name == "tile_map")
+
+    def _spread(self, value: Wide, axes: Sequence[int], shape: Sequence[int]):
+        """An operand of a flat node with every axis that one of them has."""
+        if value.axes == tuple(axes):
+            return value.array
+        counts = [self.domain[a].size for a in axes]
+        have, own = [axes.index(a) for a in value.axes], range(len(shape))
+        if self.front:
+            kept = [*have, *(len(axes) + d for d in own)]
+            return lax.broadcast_in_dim(value.array, (*counts, *shape), kept)
+        kept = [*own, *(len(shape) + k for k in have)]
+        return lax.broadcast_in_dim(value.array, (*shape, *counts), kept)
 
     def _fold_constants(self, node: Node, values: list) -> Wide | None:
         known = [
@@ -241,11 +305,19 @@ class _Run:
         plain = [0 if s is None else s.array for s in rest]
         cut = functools.partial(self._cut, formulas, sizes, plain)
         for _ in x.axes:
-            cut = jax.vmap(cut)
+            cut = self._vmap(cut, [True])
         out = cut(x.array)
-        new = (*x.axes, *(f.axis for f in formulas.values()))
+        places = tuple(f.axis for f in formulas.values())
+        # vmap puts its axis outside of those that are new here.
+        new = (*x.axes, *places) if self.front else (*places, *x.axes)
         order = sorted(range(len(new)), key=new.__getitem__)
         kept = range(len(new), out.ndim)
+        if not self.front:
+            kept, rank = range(len(shape)), len(shape)
+            return Wide(
+                lax.transpose(out, (*kept, *(rank + i for i in order))),
+                tuple(sorted(new)),
+            )
         return Wide(lax.transpose(out, (*order, *kept)), tuple(sorted(new)))
 
     def _cut(self, formulas: dict, sizes, plain: Sequence, x):
@@ -264,7 +336,7 @@ class _Run:
                 shape.append(size)
         x = x.reshape(shape)
         rest = [d for d in range(len(shape)) if d not in fronts]
-        return lax.transpose(x, (*fronts, *rest))
+        return lax.transpose(x, (*fronts, *rest) if self.front else (*rest, *fronts))
 
     def _run_of(self, x, d: int, f: Formula, size: int):
         """The elements along a dimension that the places read."""
@@ -291,12 +363,3 @@ _NUMPY: dict[str, Callable] = {
     "ge": np.greater_equal,
     "convert_element_type": lambda x: x,
 }
-
-
-def broadcast(value: Wide, domain: Sequence[Axis], shape: Sequence[int]) -> jax.Array:
-    """A value as an array that has every axis of the domain, then `shape`."""
-    counts = [axis.size for axis in domain]
-    array = jnp.asarray(value.array)
-    own = array.ndim - len(value.axes)  # a scalar mask selects whole states
-    kept = [*value.axes, *range(len(counts), len(counts) + own)]
-    return lax.broadcast_in_dim(array, (*counts, *shape), kept)
