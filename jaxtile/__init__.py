@@ -75,8 +75,8 @@ from jaxtile.reducers import Reducer as Reducer
 from jaxtile.reduction import linear_recurrence as linear_recurrence
 from jaxtile.reduction import reduce as reduce
 from jaxtile.reduction import scan as scan
-from jaxtile.summation import einsum as einsum
 from jaxtile.regions import fold as fold
+from jaxtile.summation import einsum as einsum
 from jaxtile.tile import Tile as Tile
 from jaxtile.tile import tile as tile
 

@@ -150,6 +150,9 @@ def accumulates(result: Value, k: int) -> bool:
     node = result.node
     if node is None or node.name not in ACCUMULATES:
         return False
+    params = node.eqn.params
+    if params.get("region") is not None or params.get("out") != params.get("acc"):
+        return False  # what follows the sum is not undone before the next
     place = ACCUMULATES[node.name]
     own = node.reads[place]
     alone = all(not v.states for i, v in enumerate(node.reads) if i != place)

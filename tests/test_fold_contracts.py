@@ -138,3 +138,28 @@ def test_contracts_that_do_not_hold():
         run(jt.Reducer(lambda a, b: a[0] + b["x"], identity=0.0, laws=laws))
     with pytest.raises(TileTypeError, match="contract a Reducer, or None; got 'add'"):
         run("add")
+
+
+@policies()
+def test_mma_accumulates_over_blocks(policy):
+    a, b = (
+        jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in ((5, 12), (12, 3))
+    )
+
+    def run(a, b, epilogue=None):
+        @jt.fold(3, init=(jnp.zeros((5, 3)), 0), policy=policy)
+        def out(i, s):
+            left = jax.lax.dynamic_slice_in_dim(a, 4 * i, 4, 1)
+            right = jax.lax.dynamic_slice_in_dim(b, 4 * i, 4, 0)
+            return jt.mma(left, right, s[0], epilogue=epilogue), s[1] + 1
+
+        return out[0]
+
+    want = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+    np.testing.assert_allclose(run(a, b), want, rtol=1e-5, atol=1e-5)
+    got = jax.grad(lambda a: run(a, b).sum())(a)
+    want = np.broadcast_to(np.asarray(b).sum(1), a.shape)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    if policy in TREES:
+        with pytest.raises(ContractError, match="an update through tile_mma"):
+            run(a, b, lambda v: v * 2)
