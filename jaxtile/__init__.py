@@ -65,6 +65,10 @@ from jaxtile.elementwise import tanh as tanh
 from jaxtile.explain import explain as explain
 from jaxtile.explain import support_table as support_table
 from jaxtile.explain import supports as supports
+from jaxtile.kernel import Window as Window
+from jaxtile.kernel import kernel as kernel
+from jaxtile.kernel import tune as tune
+from jaxtile.kernel import view as view
 from jaxtile.laws import check_laws as check_laws
 from jaxtile.policy import MmaPolicy as MmaPolicy
 from jaxtile.recurrences import affine as affine

@@ -143,8 +143,20 @@ def _leaf(op: str, leaf: Any) -> Any:
     return Tile(array, value.dims) if is_tile(value) else array
 
 
-def trace_body(op: str, body: Callable, domain: Domain, state: State) -> Any:
+def trace_body(
+    op: str,
+    body: Callable,
+    domain: Domain,
+    state: State,
+    extra: Callable[[], Sequence] = tuple,
+) -> Any:
     """The jaxpr of a body, on integers of a coordinate and leaves of a state.
+
+    Args:
+        op: the op that asks, for messages.
+        body: of the user.
+        domain, state: what it is called with.
+        extra: gives further results, after the body has run.
 
     Raises:
         TileTypeError: the body cannot be traced, has side effects, or returns a state of
@@ -158,7 +170,8 @@ def trace_body(op: str, body: Callable, domain: Domain, state: State) -> Any:
         out = body(coordinate, state.whole(values[k:]))
         # x.at(c) of the last dim is a tile without dims: as a scalar state, its value.
         bare = jax.tree.map(_bare, out, is_leaf=is_tile)
-        return bare if jax.tree.structure(bare) == state.tree else out
+        bare = bare if jax.tree.structure(bare) == state.tree else out
+        return bare, list(extra())
 
     index = jax.ShapeDtypeStruct((), np.int32)
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in state.leaves]
@@ -170,7 +183,7 @@ def trace_body(op: str, body: Callable, domain: Domain, state: State) -> Any:
         )
 
     make = jax.make_jaxpr(run, return_shape=True)
-    closed, out = attempt(op, tell, make, *[index] * k, *shapes)
+    closed, (out, _) = attempt(op, tell, make, *[index] * k, *shapes)
     require_pure(op, "a body", closed)
     _check_result(op, state, shapes, out)
     return closed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,10 +200,21 @@ def _same_constant(a: Value, b: Value) -> bool:
     return a.const is not None and a.const is b.const
 
 
-def nodes(results: Sequence[Value]) -> Iterator[Node]:
-    """Every node that the values need, in an order in which they can run."""
+def nodes(
+    results: Sequence[Value], known: Container[int] = ()
+) -> Iterator[Node]:
+    """Every node that the values need, in an order in which they can run.
+
+    Args:
+        results: the values.
+        known: the `id` of values that need no node.
+    """
+
+    def needed(values):
+        return [(v.node, False) for v in values if v.node and id(v) not in known]
+
     seen: set[int] = set()
-    stack: list[tuple[Node, bool]] = [(v.node, False) for v in results if v.node]
+    stack: list[tuple[Node, bool]] = needed(results)
     stack.reverse()
     while stack:
         node, ready = stack.pop()
@@ -212,4 +223,4 @@ def nodes(results: Sequence[Value]) -> Iterator[Node]:
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            stack.extend((v.node, False) for v in reversed(node.reads) if v.node)
+            stack.extend(reversed(needed(node.reads)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 from jax import core, lax
 from jax.extend.core import Jaxpr, Literal
 
-from jaxtile._graph import COORDINATE, STATE, Node, Value, nodes
+from jaxtile._graph import COORDINATE, STATE, Graph, Node, Value, nodes
 from jaxtile.primitives._scalar import equation
 
 
@@ -97,27 +97,51 @@ def in_front(wanted: Sequence[Value]) -> bool:
     return votes >= 0
 
 
-def at_one(wanted: Sequence[Value], coordinate: Sequence, states: Sequence) -> list:
-    """The values at one coordinate."""
+def at_one(
+    wanted: Sequence[Value],
+    coordinate: Sequence,
+    states: Sequence,
+    known: Mapping[int, Any] | None = None,
+) -> list:
+    """The values at one coordinate.
+
+    Args:
+        wanted: what to evaluate.
+        coordinate, states: the inputs.
+        known: of `constant_parts`.
+    """
 
     def given(value: Value):
         if value.kind == COORDINATE:
             return Wide(coordinate[value.place])
         return Wide(states[value.place] if value.kind == STATE else value.const)
 
-    found = _evaluate(wanted, given, _Run((), True).node)
-    return [v.array for v in found]
+    env = {k: Wide(v) for k, v in (known or {}).items()}
+    return [v.array for v in _evaluate(wanted, given, _Run((), True).node, env)]
 
 
-def _evaluate(wanted, given: Callable, run: Callable) -> list:
-    env: dict[int, Any] = {}
+def constant_parts(graph: Graph) -> dict[int, Any]:
+    """What a body computes of constants alone, by `id`: the same at every coordinate."""
+    parts = {
+        id(v): v
+        for node in nodes(graph.results)
+        for v in node.reads
+        if v.fixed and v.node is not None and not node.gives[0].fixed
+    }
+    parts |= {id(v): v for v in graph.results if v.fixed and v.node is not None}
+    values = list(parts.values())
+    return dict(zip(parts, at_one(values, (), ()), strict=True))
+
+
+def _evaluate(wanted, given: Callable, run: Callable, env: dict | None = None) -> list:
+    env = {} if env is None else env
 
     def read(value: Value):
         if id(value) not in env:
             env[id(value)] = given(value)
         return env[id(value)]
 
-    for node in nodes(wanted):
+    for node in nodes(wanted, frozenset(env)):
         outs = run(node, [read(v) for v in node.reads])
         env.update(zip(map(id, node.gives), outs, strict=True))
     return [read(v) for v in wanted]
