@@ -2,6 +2,7 @@
 
 from jaxtile import errors as errors
 from jaxtile import formats as formats
+from jaxtile import nn as nn
 from jaxtile import pallas_lowering as pallas_lowering
 from jaxtile import policy as policy
 from jaxtile import primitives as primitives

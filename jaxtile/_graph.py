@@ -200,9 +200,7 @@ def _same_constant(a: Value, b: Value) -> bool:
     return a.const is not None and a.const is b.const
 
 
-def nodes(
-    results: Sequence[Value], known: Container[int] = ()
-) -> Iterator[Node]:
+def nodes(results: Sequence[Value], known: Container[int] = ()) -> Iterator[Node]:
     """Every node that the values need, in an order in which they can run.
 
     Args:

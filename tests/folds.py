@@ -17,7 +17,7 @@ def policies(names=(*TREES, *FOLDS)):
     return pytest.mark.parametrize("policy", names)
 
 
-def same_derivatives(call, plain, *args, order=2):
+def same_derivatives(call, plain, *args, order=2, rtol=1e-9, atol=1e-12):
     """Derivatives both ways, up to an order, as jax has them of a plain form."""
 
     def all_of(fn):
@@ -37,7 +37,7 @@ def same_derivatives(call, plain, *args, order=2):
     got, want = jax.tree.leaves(all_of(call)), jax.tree.leaves(all_of(plain))
     assert len(got) == len(want)
     for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
 def ops(jaxpr):

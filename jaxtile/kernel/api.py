@@ -11,7 +11,7 @@ import jax
 from jaxtile._checks import as_array, function
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileTypeError, message
-from jaxtile.kernel import plain, realisations
+from jaxtile.kernel import realisations
 from jaxtile.tile import Tile, tile
 
 

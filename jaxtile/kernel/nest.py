@@ -74,7 +74,9 @@ class Nest:
         """
         return self._loop("serial", extent, block, init)
 
-    def pipeline(self, extent: int | Dim, block: int | None = None, *, init: Any = None):
+    def pipeline(
+        self, extent: int | Dim, block: int | None = None, *, init: Any = None
+    ):
         """`serial`, whose loads may run ahead of its blocks.
 
         Args:
@@ -141,7 +143,9 @@ class Nest:
             function(op, "a body", body, "Decorate def body(handle, state).")
             handle = self._handle("serial", extent, block)
             if init is None:
-                self._engine.loop(op, handle, self._run, lambda h, s: (body(h), s)[1], 0)
+                self._engine.loop(
+                    op, handle, self._run, lambda h, s: (body(h), s)[1], 0
+                )
                 return None
             return self._engine.loop(op, handle, self._run, body, init)
 
@@ -240,4 +244,3 @@ class Nest:
                 )
             )
         return edge
-

@@ -75,14 +75,18 @@ class Plain:
     def load(self, ref: TileRef) -> Any:
         x, parts = self.arrays[ref.view.place], ref.parts
         fill = fill_of(ref)
-        pads = [(0, p.handle.count * p.size - p.extent if p.handle else 0) for p in parts]
+        pads = [
+            (0, p.handle.count * p.size - p.extent if p.handle else 0) for p in parts
+        ]
         if any(high for _, high in pads):
             x = jnp.pad(x, pads, constant_values=fill)
         # What the parallel nests choose is cut first: it stays when a loop goes on.
         for kinds in (("parallel",), ("serial", "reduce")):
             chosen = [p.handle is not None and p.handle.kind in kinds for p in parts]
             if any(chosen):
-                starts = [p.start if c else 0 for p, c in zip(parts, chosen, strict=True)]
+                starts = [
+                    p.start if c else 0 for p, c in zip(parts, chosen, strict=True)
+                ]
                 sizes = [
                     p.size if c else n
                     for p, c, n in zip(parts, chosen, x.shape, strict=True)
@@ -181,7 +185,7 @@ def fill_of(ref: TileRef) -> Any:
                 way_out='Use bounds="zero": reductions skip what lies outside.',
             )
         )
-    return np.asarray(value, ref.view.dtype)
+    return jnp.asarray(value, ref.view.dtype)
 
 
 def check_store(op: str, parts: Sequence[Part], parallel: Sequence[Handle]) -> None:
@@ -232,7 +236,9 @@ def run(name: str, call: Callable, operands: Sequence, results: Sequence) -> lis
     for store, value in zip(engine.stores, graph.results, strict=True):
         (wide,) = at_once([value], store.value.shape, domain)
         struct = results[store.place][0]
-        out[store.place] = _placed(store, wide, engine.parallel, struct, out[store.place])
+        out[store.place] = _placed(
+            store, wide, engine.parallel, struct, out[store.place]
+        )
     return out
 
 
@@ -311,4 +317,3 @@ def _placed(store: Store, wide: Any, parallel: Sequence[Handle], struct, before:
     base = jnp.zeros(struct.shape, struct.dtype) if before is None else before
     starts = [p.start if p.handle is None else 0 for p in store.parts]
     return lax.dynamic_update_slice(base, array, starts)
-

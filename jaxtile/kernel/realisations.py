@@ -21,7 +21,9 @@ def asked(op: str, name: str | None) -> str:
     """
     way_out = 'None and "reference" run it as plain jax.'
     name = backends.asked(op, name)
-    return choice(op, "implementation", name or REFERENCE, tuple(_REALISATIONS), way_out)
+    return choice(
+        op, "implementation", name or REFERENCE, tuple(_REALISATIONS), way_out
+    )
 
 
 def get(name: str) -> Callable[..., Any]:
