@@ -2,6 +2,7 @@
 
 from jaxtile import errors as errors
 from jaxtile import formats as formats
+from jaxtile import nn as nn
 from jaxtile import pallas_lowering as pallas_lowering
 from jaxtile import policy as policy
 from jaxtile import primitives as primitives
@@ -72,6 +73,10 @@ from jaxtile.exchange import take as take
 from jaxtile.explain import explain as explain
 from jaxtile.explain import support_table as support_table
 from jaxtile.explain import supports as supports
+from jaxtile.kernel import Window as Window
+from jaxtile.kernel import kernel as kernel
+from jaxtile.kernel import tune as tune
+from jaxtile.kernel import view as view
 from jaxtile.laws import check_laws as check_laws
 from jaxtile.ordering import Ranked as Ranked
 from jaxtile.ordering import argsort as argsort
@@ -90,6 +95,7 @@ from jaxtile.reducers import Reducer as Reducer
 from jaxtile.reduction import linear_recurrence as linear_recurrence
 from jaxtile.reduction import reduce as reduce
 from jaxtile.reduction import scan as scan
+from jaxtile.regions import fold as fold
 from jaxtile.reindexing import broadcast as broadcast
 from jaxtile.reindexing import butterfly as butterfly
 from jaxtile.reindexing import flip as flip

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtile import formats
+from jaxtile import _edges, formats
 from jaxtile._checks import as_array, integer, operand
 from jaxtile._jax_private import align_varying
 from jaxtile._join import placed, spell
@@ -278,6 +278,9 @@ def parts(op, x, axis, reducer, init, where, acc_dtype, one_axis):
     fibres = None if dims is None else tuple(dims[d] for d in kept)
     seed = seed_of(op, spec, init, tuple(shape[d] for d in kept), fibres)
     mask = _mask(op, where, shape, dims)
+    inside = _edges.inside(dims, axes, shape)
+    if inside is not None:
+        mask = inside if mask is None else mask & inside
     aligned = align_varying(
         [*arrays, *(seed or ()), *(() if mask is None else (mask,))]
     )

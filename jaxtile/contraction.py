@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxtile import backends, formats
+from jaxtile import _edges, backends, formats
 from jaxtile._arguments import seed_leaf
 from jaxtile._checks import function
 from jaxtile._operators import is_tile
@@ -149,6 +149,11 @@ class Options(NamedTuple):
 def run(op: str, plan: Plan, options: Options, c: Any = None) -> Any:
     """Check what is left, and bind."""
     a, b, labels, say, dims = plan
+    if dims is not None:
+        a, b = (
+            _edges.cleared(v, named, set(labels[0]) & set(labels[1]) - set(dims))
+            for v, named in ((a, labels[0]), (b, labels[1]))
+        )
     policy = as_mma_policy(op, options.policy)
     acc = accumulator_of((a.dtype, b.dtype), options.acc_dtype, op)
     known = numbered(*labels)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtile import _edges
 from jaxtile._checks import as_array, integer, is_index
 from jaxtile._join import distinct, lift_arrays, spell
 from jaxtile._operators import Operators
@@ -110,6 +111,18 @@ class Tile(Operators):
         dims = dims or self.dims
         shape = tuple(self.shape[self._axis(d, "domain")] for d in dims)
         distinct("Tile.domain", dims)
+        for dim in dims:
+            edge = _edges.of(dim)
+            if edge is not None and edge.ragged:
+                raise TileShapeError(
+                    message(
+                        "Tile.domain",
+                        expected="a dim whose block lies inside its axis",
+                        got=f"{dim!r}, in ragged blocks of {edge.size} over {edge.extent}",
+                        way_out="jaxtile.reduce skips what lies outside; or pick a block "
+                        "that divides the axis.",
+                    )
+                )
         return IndexSet(dims, shape)
 
     def at(self, coordinate: Mapping[Dim, Any]) -> Tile:

@@ -11,6 +11,7 @@ from jaxtile._jax_private import sharding_spec
 from jaxtile.errors import ContractError, TileShapeError, TileTypeError, message
 from jaxtile.policy import Kind, Policy, Transform
 from jaxtile.primitives._spec import Spec
+from jaxtile.reducers import Reducer
 
 
 def unpack(
@@ -23,8 +24,13 @@ def unpack(
     return elements, init, operands[n + k] if masked else None
 
 
-def _check_laws(op: str, spec: Spec, policy: Policy) -> None:
-    laws = spec.reducer.laws
+def require_laws(op: str, reducer: Reducer, policy: Policy) -> None:
+    """Refuse a policy that needs a law which the reducer does not state.
+
+    Raises:
+        ContractError: it does.
+    """
+    laws = reducer.laws
     missing = []
     if policy.kind in (Kind.TREE, Kind.FIXED) and not laws.associative:
         missing.append("associative")
@@ -41,7 +47,7 @@ def _check_laws(op: str, spec: Spec, policy: Policy) -> None:
                 op,
                 expected=f"a reducer with the laws {', '.join(missing)} under "
                 f"policy {policy}",
-                got=f"{spec.reducer!r}, which states {laws}",
+                got=f"{reducer!r}, which states {laws}",
                 way_out=f"Declare laws=jaxtile.Laws({needed}) if they hold, or use "
                 f"policy={other}.",
             )
@@ -68,7 +74,7 @@ def check_operands(op, spec, policy, elements, init, mask, kept, axes) -> None:
         TileShapeError: shapes differ, or a reduced axis is sharded on an explicit mesh.
         TileTypeError: the mask is not bool, or the seed's dtypes are not the state's.
     """
-    _check_laws(op, spec, policy)
+    require_laws(op, spec.reducer, policy)
     shape = elements[0].shape
     for leaf in elements:
         _check_shape(op, "element leaves", leaf.shape, shape)

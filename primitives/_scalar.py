@@ -117,7 +117,8 @@ def _divide(a, b):
         return lax.convert_element_type(_guard(lax.div(*wide)), jnp.float32)
 
 
-def _equation(eqn, values):
+def equation(eqn, values):
+    """The results of an elementwise equation, in stated arithmetic."""
     name = eqn.primitive.name
     dtype = eqn.outvars[0].aval.dtype
     if name == "div" and dtype == jnp.float32 and PLATFORM.get() == "cuda":
@@ -150,7 +151,7 @@ def _replay(jaxpr: Jaxpr, consts, args) -> list:
         values = [read(v) for v in eqn.invars]
         inner = inner_jaxpr(eqn)
         if inner is None:
-            outs = _equation(eqn, values)
+            outs = equation(eqn, values)
         else:
             outs = _replay(*as_closed(inner), values)
         env.update(zip(eqn.outvars, outs, strict=True))

@@ -1,0 +1,88 @@
+"""The blocks that are being traced: how large a dim's block is, and what lies inside.
+
+A block at the ragged end of an axis is as large as every other, and its last elements
+stand for nothing. Ops that combine elements along a dim ask here which ones count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxtile.dims import Dim
+
+
+class Edge(NamedTuple):
+    """The block of a dim.
+
+    Args:
+        size: of the block.
+        start: the coordinate of its first element along the axis.
+        extent: of the axis.
+        ragged: some elements may lie outside of the axis.
+    """
+
+    size: int
+    start: Any
+    extent: int
+    ragged: bool
+
+    def coordinates(self) -> Any:
+        """The coordinate of each element."""
+        return lax.iota(jnp.int32, self.size) + jnp.asarray(self.start, jnp.int32)
+
+    def inside(self) -> Any:
+        """Which elements lie inside of the axis."""
+        place = self.coordinates()
+        return (place >= 0) & (place < self.extent)
+
+
+_ACTIVE: contextvars.ContextVar[Mapping[Dim, Edge] | None] = contextvars.ContextVar(
+    "edges", default=None
+)
+
+
+@contextlib.contextmanager
+def scope() -> Iterator[None]:
+    """A block in which dims get edges that are forgotten at its end."""
+    token = _ACTIVE.set(dict(_ACTIVE.get() or {}))
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def add(dim: Dim, edge: Edge) -> None:
+    """Say what the block of a dim is, within the innermost scope."""
+    active = _ACTIVE.get()
+    assert isinstance(active, dict)  # kernels open a scope
+    active[dim] = edge
+
+
+def of(dim: Dim) -> Edge | None:
+    """The block of a dim, where it is one of a kernel's."""
+    return (_ACTIVE.get() or {}).get(dim)
+
+
+def inside(dims: Any, axes: Any, shape: Any) -> Any:
+    """Which elements of a tile lie inside along some axes; None where all do."""
+    found = None
+    for axis in axes:
+        edge = of(dims[axis]) if dims is not None else None
+        if edge is None or not edge.ragged or edge.size != shape[axis]:
+            continue
+        mask = lax.broadcast_in_dim(edge.inside(), shape, (axis,))
+        found = mask if found is None else found & mask
+    return found
+
+
+def cleared(array: Any, dims: Any, along: Any) -> Any:
+    """An array with zeros outside, along some of its dims."""
+    axes = [axis for axis, d in enumerate(dims) if d in along]
+    mask = inside(dims, axes, array.shape)
+    return array if mask is None else jnp.where(mask, array, jnp.zeros_like(array))

@@ -1,0 +1,156 @@
+"""The kernels of `jaxtile.nn`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtile import activations, catalogue, composite, elementwise, formats
+from jaxtile.casting import cast
+from jaxtile.contraction import mma
+from jaxtile.dims import Dim
+from jaxtile.kernel import kernel
+from jaxtile.recurrences import affine
+from jaxtile.reducers import Laws, Reducer
+from jaxtile.reduction import reduce, scan
+
+# Rows of an instance of the kernels that work on rows.
+_ROWS = 8
+
+
+def _same(x: Any, *rest: Any) -> Any:
+    return x
+
+
+def _wide(ref: Any) -> Any:
+    """A loaded tile in the accumulator's dtype."""
+    tile = ref.load()
+    return cast(tile, formats.accumulator(tile.dtype))
+
+
+@kernel(out=_same)
+def softmax(nest, x, y, *, block=_ROWS):
+    rows, cols = nest.parallel(x.shape[0], block), Dim("cols")
+    t = _wide(x.tile(rows, cols))
+    e = elementwise.exp(t - reduce(t, cols, catalogue.maximum))
+    y.tile(rows, cols).store(cast(e / reduce(e, cols, catalogue.add), y.dtype))
+
+
+@kernel(out=_same)
+def layer_norm(nest, x, weight, bias, y, *, eps, block=_ROWS):
+    rows, cols = nest.parallel(x.shape[0], block), Dim("cols")
+    t = _wide(x.tile(rows, cols))
+    m = reduce(t, cols, composite.welford)
+    scale = elementwise.rsqrt(m.m2 / m.count + eps)
+    out = (t - m.mean) * scale * _wide(weight.tile(cols)) + _wide(bias.tile(cols))
+    y.tile(rows, cols).store(cast(out, y.dtype))
+
+
+@kernel(out=_same)
+def rms_norm(nest, x, weight, y, *, eps, block=_ROWS):
+    rows, cols = nest.parallel(x.shape[0], block), Dim("cols")
+    t = _wide(x.tile(rows, cols))
+    mean = reduce(t * t, cols, catalogue.add) / x.shape[1]
+    out = t * elementwise.rsqrt(mean + eps) * _wide(weight.tile(cols))
+    y.tile(rows, cols).store(cast(out, y.dtype))
+
+
+@kernel(out=lambda x, w, labels: jax.ShapeDtypeStruct(labels.shape, jnp.float32))
+def cross_entropy(nest, x, w, labels, loss, *, block=512):
+    rows, depth = nest.parallel(x.shape[0], 128), Dim("depth")
+    t, label = x.tile(rows, depth).load(), labels.tile(rows).load()
+    low = nest.full(rows, -jnp.inf, jnp.float32)
+
+    @nest.pipeline(w.shape[1], block, init=(low, nest.zeros(rows, jnp.float32)))
+    def state(words, s):
+        total, picked = s
+        nothing = nest.zeros((rows, words), jnp.float32)
+        logits = mma(t, w.tile(depth, words).load(), nothing)
+        at = elementwise.ite(
+            nest.coordinates(words) == label + 0 * nothing, logits, 0.0
+        )
+        total = catalogue.logaddexp(
+            total, reduce(logits, words.dim, catalogue.logaddexp)
+        )
+        return total, picked + reduce(at, words.dim, catalogue.add)
+
+    loss.tile(rows).store(state[0] - state[1])
+
+
+def _merge_online(a: tuple, b: tuple) -> tuple:
+    """Two runs of keys: the row maxima, the sums of weights, and of weighted values."""
+    (m, total, acc), (n, more, other) = a, b
+    top = catalogue.maximum(m, n)
+    left, right = elementwise.exp(m - top), elementwise.exp(n - top)
+    return top, total * left + more * right, acc * left + other * right
+
+
+_LOWEST = -1e30  # finite, so that rows without keys divide no infinities
+
+online_softmax = Reducer(
+    merge=_merge_online,
+    identity=(_LOWEST, 0.0, 0.0),
+    laws=Laws(associative=True, commutative=True),
+    name="online_softmax",
+)
+
+
+@kernel(out=lambda q, k, v, lengths: q)
+def attention(nest, q, k, v, lengths, y, *, causal, scale, block=128):
+    batch, heads = nest.parallel(q.shape[0]), nest.parallel(q.shape[1])
+    group, rows = nest.parallel(q.shape[2]), nest.parallel(q.shape[3], block)
+    depth, width = Dim("depth"), Dim("width")
+    t, length = q.tile(batch, heads, group, rows, depth).load(), lengths.at(batch)
+    ref = y.tile(batch, heads, group, rows, width)
+    zero = nest.zeros(rows, jnp.float32)
+    start = (zero + _LOWEST, zero, nest.zeros((rows, width), jnp.float32))
+
+    @nest.reduce(k.shape[2], block, init=start, contract=online_softmax)
+    def state(keys, s):
+        top, total, acc = s
+        nothing = nest.zeros((rows, keys), jnp.float32)
+        logits = mma(t, k.tile(batch, heads, keys, depth).load(), nothing) * scale
+        place = nest.coordinates(keys) + 0 * cast(nothing, jnp.int32)
+        seen = place < length
+        if causal:  # the last row sees the last key
+            seen = seen & (place <= nest.coordinates(rows) + (length - q.shape[3]))
+        logits = elementwise.ite(seen, logits, _LOWEST)
+        high = catalogue.maximum(top, reduce(logits, keys.dim, catalogue.maximum))
+        p = elementwise.ite(seen, elementwise.exp(logits - high), 0.0)
+        keep = elementwise.exp(top - high)
+        values = v.tile(batch, heads, keys, width).load()
+        acc = mma(cast(p, values.dtype), values, acc * keep)
+        return high, total * keep + reduce(p, keys.dim, catalogue.add), acc
+
+    total = elementwise.ite(state[1] > 0, state[1], 1.0)
+    ref.store(cast(state[2] / total, y.dtype))
+
+
+@kernel(out=_same)
+def recurrence(nest, x, decay, gate, rate, y, *, block=128, lanes=128):
+    batch, lane = nest.parallel(x.shape[0]), nest.parallel(x.shape[2], lanes)
+    slow = -8.0 * activations.softplus(_wide(rate.tile(lane)))
+
+    @nest.pipeline(x.shape[1], block, init=nest.zeros(lane, jnp.float32))
+    def _(time, h):
+        part = (batch, time, lane)
+        log_a = slow * activations.sigmoid(_wide(decay.tile(*part)))
+        drive = _wide(x.tile(*part)) * activations.sigmoid(_wide(gate.tile(*part)))
+        b = elementwise.sqrt(-elementwise.expm1(2.0 * log_a)) * drive
+        a = elementwise.exp(log_a)
+        out, last = scan((a, b), time.dim, affine, init=(1.0, h), return_final=True)
+        y.tile(*part).store(cast(out, y.dtype))
+        return last[1]
+
+
+@kernel(out=lambda a, b, bias: jax.ShapeDtypeStruct((a.shape[0], b.shape[1]), a.dtype))
+def linear_gelu(nest, a, b, bias, y, *, block=128):
+    m, n = nest.parallel(a.shape[0], block), nest.parallel(b.shape[1], block)
+
+    @nest.pipeline(a.shape[1], block, init=nest.zeros((m, n), jnp.float32))
+    def acc(k, acc):
+        return mma(a.tile(m, k).load(), b.tile(k, n).load(), acc)
+
+    y.tile(m, n).store(cast(activations.gelu(acc + _wide(bias.tile(n))), y.dtype))

@@ -1,0 +1,149 @@
+"""kernel: a function of a nest, operands and results, called on arrays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxtile._checks import as_array, function
+from jaxtile._operators import is_tile
+from jaxtile.errors import TileTypeError, message
+from jaxtile.kernel import realisations
+from jaxtile.tile import Tile, tile
+
+
+class Kernel:
+    """A kernel, called with its operands. `jaxtile.kernel` makes it.
+
+    Args:
+        body: `(nest, *operands, *results, **config) -> None`.
+        out: what `jaxtile.kernel` takes.
+        name: for messages.
+    """
+
+    def __init__(self, body: Callable, out: Any, name: str):
+        functools.update_wrapper(self, body)
+        self.body, self.out, self.name = body, out, name
+        self._jitted = jax.jit(self._call, static_argnums=(0, 1))
+
+    def __call__(
+        self, *operands: Any, implementation: str | None = None, **config: Any
+    ) -> Any:
+        """Run the kernel.
+
+        Args:
+            *operands: arrays, tiles or numbers.
+            implementation: None and "reference" run it as plain jax; "triton", "tpu" or
+                "interpret" as a Pallas kernel, whose derivative is that of plain jax.
+            **config: the body's keyword arguments, such as block sizes.
+
+        Returns:
+            The results, in the structure of out.
+
+        Raises:
+            TileError: an operand or a configuration that does not fit; what the body
+                raises; an implementation that refuses.
+        """
+        name = realisations.asked(self.name, implementation)
+        given = [v if is_tile(v) else as_array(self.name, v) for v in operands]
+        return self._jitted(name, _Config(config), *given)
+
+    def _call(self, implementation: str, config: _Config, *operands: Any) -> Any:
+        structs = [_struct_of(v) for v in operands]
+        out = self.out(*structs) if callable(self.out) else self.out
+        leaves, tree = jax.tree.flatten(out, is_leaf=is_tile)
+        results = [self._result(v) for v in leaves]
+        pairs = [(v.array, v.dims) if is_tile(v) else (v, None) for v in operands]
+        call = functools.partial(self.body, **config.values)
+        realise = realisations.get(implementation)
+        arrays = realise(self.name, call, pairs, results)
+        found = [
+            v if dims is None else Tile(v, dims)
+            for v, (_, dims) in zip(arrays, results, strict=True)
+        ]
+        return jax.tree.unflatten(tree, found)
+
+    def _result(self, leaf: Any) -> tuple[Any, Any]:
+        """The shape and dtype, and the dims or None, of a leaf of out."""
+        array = leaf.array if is_tile(leaf) else leaf
+        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+            raise TileTypeError(
+                message(
+                    self.name,
+                    expected="out a ShapeDtypeStruct, a pytree of them, or a function of "
+                    "the operands' that gives one",
+                    got=repr(leaf),
+                    way_out="Write out=lambda x: x for a result like the first operand.",
+                )
+            )
+        struct = jax.ShapeDtypeStruct(array.shape, array.dtype)
+        return struct, leaf.dims if is_tile(leaf) else None
+
+    def __repr__(self) -> str:
+        return f"kernel {self.name}"
+
+
+def _struct_of(value: Any) -> Any:
+    array = value.array if is_tile(value) else value
+    struct = jax.ShapeDtypeStruct(array.shape, array.dtype)
+    return Tile(struct, value.dims) if is_tile(value) else struct
+
+
+class _Config:
+    """Keyword arguments that hash by value, as a static argument of jit must."""
+
+    def __init__(self, values: dict[str, Any]):
+        self.values = values
+        self._key = tuple(sorted(values.items()))
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Config) and self._key == other._key
+
+
+def kernel(*, out: Any) -> Callable[[Callable[..., None]], Kernel]:
+    """A kernel, written once as a function of a nest, operands and results.
+
+    The body makes nests, loads tiles of its operands and stores tiles of its results.
+    It is traced once for each set of shapes, as one instance; all instances of its
+    parallel nests then run side by side. Ragged edges are loaded padded, skipped by
+    reductions and contractions along them, and never stored.
+
+    Args:
+        out: what it returns, a `jax.ShapeDtypeStruct` or a pytree of them, or a function
+            from the operands' to that; a `Tile` of one gives a tile.
+
+    Returns:
+        A decorator of `(nest, *operands, *results, **config) -> None` that gives a
+        `Kernel`.
+
+    Raises:
+        TileTypeError: the body is no function.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxtile as jt
+        >>> @jt.kernel(out=lambda x: x)
+        ... def softmax(nest, x, y, *, block=2):
+        ...     rows, cols = nest.parallel(x.shape[0], block), jt.Dim("cols")
+        ...     t = x.tile(rows, cols).load()
+        ...     e = jt.exp(t - jt.reduce(t, cols, jt.maximum))
+        ...     y.tile(rows, cols).store(e / jt.reduce(e, cols, jt.add))
+        >>> print(softmax(jnp.zeros((3, 4))))
+        [[0.25 0.25 0.25 0.25]
+         [0.25 0.25 0.25 0.25]
+         [0.25 0.25 0.25 0.25]]
+    """
+
+    def decorate(body: Callable[..., None]) -> Kernel:
+        function("kernel", "a body", body, "Decorate def body(nest, x, y).")
+        return Kernel(body, out, getattr(body, "__name__", "kernel"))
+
+    return decorate
+
+
+view = tile

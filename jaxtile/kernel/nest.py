@@ -1,0 +1,246 @@
+"""The nest that a kernel's body is written with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxtile import _edges, regions
+from jaxtile._checks import function, integer
+from jaxtile.dims import Dim
+from jaxtile.errors import TileShapeError, TileTypeError, message
+from jaxtile.kernel.handles import Handle
+from jaxtile.policy import Kind, Policy, as_policy, unordered_tree
+from jaxtile.reducers import Reducer
+from jaxtile.tile import Tile
+
+_EXTENTS = "Pass the size of an axis, or a Dim of an operand that was given as a tile."
+
+
+class Nest:
+    """Loops of a kernel: parallel instances, and serial loops and folds inside them.
+
+    Args:
+        views: of the operands and results, whose dims have sizes.
+        engine: what realises the loops.
+    """
+
+    def __init__(self, views: Sequence, engine: Any):
+        self._engine = engine
+        self._sizes: dict[Dim, int] = {}
+        for view in views:
+            self._sizes.update(zip(view.dims or (), view.shape, strict=False))
+
+    def parallel(self, extent: int | Dim, block: int | None = None) -> Handle:
+        """One instance of the body for each block of an axis, in no order.
+
+        Args:
+            extent: the size of the axis, or its `Dim`.
+            block: the size of a block; None for single coordinates.
+
+        Returns:
+            The `Handle` of this instance.
+
+        Raises:
+            TileShapeError: an extent or block below 1; inside another nest's body.
+            TileTypeError: an extent or block that is no integer.
+        """
+        if self._engine.depth:
+            raise TileShapeError(
+                message(
+                    "nest.parallel",
+                    expected="parallel nests before the loops of the kernel",
+                    got="one inside a loop",
+                    way_out="Make it at the top of the body, or use nest.serial here.",
+                )
+            )
+        return self._engine.parallel_handle(self._handle("parallel", extent, block))
+
+    def serial(self, extent: int | Dim, block: int | None = None, *, init: Any = None):
+        """Fold over the blocks of an axis, first to last: a decorator as `jt.fold` is.
+
+        Args:
+            extent, block: as of `parallel`.
+            init: the state before the first block: any pytree of arrays, tiles and
+                numbers. Without it the body takes the handle alone, and only stores.
+
+        Returns:
+            A decorator of `(handle, state) -> state`, whose result is the last state.
+
+        Raises:
+            TileShapeError, TileTypeError: as `parallel` and `jt.fold`.
+        """
+        return self._loop("serial", extent, block, init)
+
+    def pipeline(
+        self, extent: int | Dim, block: int | None = None, *, init: Any = None
+    ):
+        """`serial`, whose loads may run ahead of its blocks.
+
+        Args:
+            extent, block, init: as of `serial`.
+
+        Returns:
+            As `serial`.
+
+        Raises:
+            TileShapeError, TileTypeError: as `serial`.
+        """
+        return self._loop("pipeline", extent, block, init)
+
+    def reduce(
+        self,
+        extent: int | Dim,
+        block: int | None = None,
+        *,
+        init: Any,
+        policy: Policy | str = unordered_tree,
+        contract: Reducer | None = None,
+    ):
+        """`jt.fold` over the blocks of an axis, in the order of a policy.
+
+        Args:
+            extent, block: as of `parallel`.
+            init, policy, contract: as of `jt.fold`.
+
+        Returns:
+            A decorator of `(handle, state) -> state`, whose result is the last state.
+
+        Raises:
+            TileError: as `parallel` and `jt.fold`; a body that stores.
+        """
+        order = as_policy(policy)
+
+        def decorate(body: Callable[[Handle, Any], Any]) -> Any:
+            function("nest.reduce", "a body", body, "Decorate def body(handle, state).")
+            handle = self._handle("reduce", extent, block)
+
+            def at_block(index, state):
+                return self._engine.inside(self._run, handle, index, body, state)
+
+            fold = regions.fold(
+                handle.count, init=init, contract=contract, policy=order
+            )
+            if order.kind in (Kind.LEFT, Kind.RIGHT) or self._engine.vectorises:
+                return fold(at_block)
+            return self._engine.tree(handle, order, fold, at_block, init)
+
+        return decorate
+
+    def _run(self, handle: Handle, index: Any, body: Callable, *state: Any) -> Any:
+        """A body at one block, with the block known to what it calls."""
+        handle.index = index
+        with _edges.scope():
+            if handle.block is not None:
+                _edges.add(handle.dim, handle.edge())
+            return body(handle, *state)
+
+    def _loop(self, kind: str, extent, block, init) -> Callable[[Callable], Any]:
+        def decorate(body: Callable) -> Any:
+            op = f"nest.{kind}"
+            function(op, "a body", body, "Decorate def body(handle, state).")
+            handle = self._handle("serial", extent, block)
+            if init is None:
+                self._engine.loop(
+                    op, handle, self._run, lambda h, s: (body(h), s)[1], 0
+                )
+                return None
+            return self._engine.loop(op, handle, self._run, body, init)
+
+        return decorate
+
+    def _handle(self, kind: str, extent: Any, block: Any) -> Handle:
+        op = f"nest.{kind}"
+        dim = extent if isinstance(extent, Dim) else Dim(kind)
+        if isinstance(extent, Dim):
+            if extent not in self._sizes:
+                raise TileShapeError(
+                    message(
+                        op,
+                        expected="a Dim of an operand",
+                        got=f"{extent!r}, which none has",
+                        way_out=_EXTENTS,
+                    )
+                )
+            extent = self._sizes[extent]
+        extent = integer(op, "an extent", extent, _EXTENTS)
+        if block is not None:
+            block = integer(op, "block an integer", block, "Leave it out for 1.")
+        if extent < 1 or (block is not None and block < 1):
+            raise TileShapeError(
+                message(
+                    op,
+                    expected="an extent and a block of at least 1",
+                    got=f"{extent} and {block}",
+                    way_out="Answer for empty operands before the kernel.",
+                )
+            )
+        return Handle(dim, extent, block, 0, kind)
+
+    def zeros(self, dims: Any, dtype: Any) -> Tile:
+        """A tile of zeros.
+
+        Args:
+            dims: handles and dims that tiles of this kernel have, or one of them.
+            dtype: of the values.
+
+        Returns:
+            The `Tile`.
+
+        Raises:
+            TileTypeError: a dim whose size is not known here.
+        """
+        return self.full(dims, 0, dtype)
+
+    def full(self, dims: Any, value: Any, dtype: Any) -> Tile:
+        """A tile of one value.
+
+        Args:
+            dims: as of `zeros`.
+            value: a scalar.
+            dtype: of the values.
+
+        Returns:
+            The `Tile`.
+
+        Raises:
+            TileTypeError: a dim whose size is not known here.
+        """
+        many = dims if isinstance(dims, tuple | list) else (dims,)
+        named = tuple(d.dim if isinstance(d, Handle) else d for d in many)
+        shape = tuple(self._edge("nest.full", d).size for d in many)
+        return Tile(jnp.full(shape, value, dtype), named)
+
+    def coordinates(self, dim: Handle | Dim) -> Tile:
+        """The coordinates along the axis that a tile's elements have.
+
+        Args:
+            dim: a handle or a dim that tiles of this kernel have.
+
+        Returns:
+            A `Tile` of int32 with that dim.
+
+        Raises:
+            TileTypeError: a dim whose size is not known here.
+        """
+        edge = self._edge("nest.coordinates", dim)
+        return Tile(edge.coordinates(), (getattr(dim, "dim", dim),))
+
+    def _edge(self, op: str, dim: Any) -> _edges.Edge:
+        if isinstance(dim, Handle) and dim.block is not None:
+            return dim.edge()
+        edge = _edges.of(dim) if isinstance(dim, Dim) else None
+        if edge is None and isinstance(dim, Dim) and dim in self._sizes:
+            edge = _edges.Edge(self._sizes[dim], 0, self._sizes[dim], False)
+        if edge is None:
+            raise TileTypeError(
+                message(
+                    op,
+                    expected="handles with blocks, and dims of tiles of this kernel",
+                    got=repr(dim),
+                    way_out="Cut a tile along it first.",
+                )
+            )
+        return edge

@@ -1,0 +1,268 @@
+"""Views of a kernel's operands and results, and the tiles that are cut from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtile import _edges
+from jaxtile._checks import is_index
+from jaxtile._join import distinct, spell
+from jaxtile._operators import is_tile
+from jaxtile.dims import Dim
+from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
+from jaxtile.kernel.handles import Handle, Part, Window
+from jaxtile.reducers import Reducer
+from jaxtile.tile import Tile
+
+_WAYS = (
+    "Give each axis a handle of a nest, a Dim for all of it, an integer for one "
+    "coordinate, or a jt.Window."
+)
+
+
+class View:
+    """An operand or a result of a kernel, of which tiles are loaded and stored.
+
+    Args:
+        name: for messages.
+        shape, dtype: of the array.
+        dims: the dims of its axes where it was given as a tile, else None.
+        role: "operand" or "result".
+        place: which of them it is.
+        engine: what loads and stores.
+    """
+
+    def __init__(self, name, shape, dtype, dims, role, place, engine):
+        self.name, self.shape, self.dtype = name, tuple(shape), np.dtype(dtype)
+        self.dims, self.role, self.place, self._engine = dims, role, place, engine
+
+    def tile(self, *where: Any, bounds: Any = "zero") -> TileRef:
+        """The tile at some part of each axis.
+
+        Args:
+            *where: for each axis in order a handle (its block; its coordinate where it has
+                no block), a `Dim` (all of the axis), an integer (that coordinate) or a
+                `jt.Window` (an explicit range).
+            bounds: what `load` gives outside of the array: "zero", a reducer for its
+                identity, or "error", which refuses a tile that may reach outside.
+                Reductions along a ragged block skip what lies outside in any case.
+
+        Returns:
+            A `TileRef`, to load or store.
+
+        Raises:
+            TileShapeError: not one part for each axis; a handle of another extent or dim;
+                with bounds="error" a part that may reach outside.
+            TileTypeError: a part that is none of these.
+        """
+        if len(where) != len(self.shape):
+            raise TileShapeError(
+                message(
+                    f"{self.name}.tile",
+                    expected=f"a part of each axis of shape {self.shape}",
+                    got=f"{len(where)} parts",
+                    way_out=_WAYS,
+                )
+            )
+        parts = [self._part(axis, w) for axis, w in enumerate(where)]
+        distinct(f"{self.name}.tile", [p.dim for p in parts if p.dim is not None])
+        for part in parts:
+            if part.dim is not None and part.handle is None:
+                edge = _edges.Edge(part.size, part.start, part.extent, part.ragged)
+                _edges.add(part.dim, edge)
+        return TileRef(self, parts, _bounds(self, parts, bounds), self._engine)
+
+    def at(self, *coordinate: Any) -> Any:
+        """The scalar at one coordinate.
+
+        Args:
+            *coordinate: an integer, or a handle without a block, for each axis.
+
+        Returns:
+            A scalar array.
+        """
+        return self.tile(*coordinate).load().array
+
+    def _part(self, axis: int, where: Any) -> Part:
+        extent = self.shape[axis]
+        if isinstance(where, Handle):
+            self._check_handle(axis, where)
+            dim = None if where.block is None else where.dim
+            size = where.block or 1
+            return Part(dim, where.start, size, extent, where, where.ragged)
+        if isinstance(where, Window):
+            known = isinstance(where.start, int)
+            fits = known and 0 <= where.start <= extent - where.size
+            return Part(where.dim, where.start, where.size, extent, None, not fits)
+        if isinstance(where, Dim):
+            return Part(where, 0, extent, extent, None, False)
+        if is_index(where):
+            known = isinstance(where, int)
+            return Part(None, where, 1, extent, None, not known or where >= extent)
+        raise TileTypeError(
+            message(
+                f"{self.name}.tile",
+                expected=f"a part of axis {axis}",
+                got=repr(where),
+                way_out=_WAYS,
+            )
+        )
+
+    def _check_handle(self, axis: int, handle: Handle) -> None:
+        extent = self.shape[axis]
+        if handle.extent != extent:
+            raise TileShapeError(
+                message(
+                    f"{self.name}.tile",
+                    expected=f"a handle over axis {axis}, of size {extent}",
+                    got=f"{handle!r} over {handle.extent}",
+                    way_out="Make a nest over this axis, or cut a jt.Window.",
+                )
+            )
+        if self.dims is not None and handle.dim not in (self.dims[axis],):
+            named = handle.dim in self.dims
+            if named:
+                raise TileShapeError(
+                    message(
+                        f"{self.name}.tile",
+                        expected=f"a handle over {self.dims[axis]!r} for axis {axis}",
+                        got=repr(handle),
+                        way_out=f"The axes are {spell(self.dims)}, in this order.",
+                    )
+                )
+
+
+def _bounds(view: View, parts: Sequence[Part], bounds: Any) -> Any:
+    if isinstance(bounds, Reducer) or bounds == "zero":
+        return bounds
+    if bounds != "error":
+        raise TileValueError(
+            message(
+                f"{view.name}.tile",
+                expected='bounds "zero", "error" or a reducer',
+                got=repr(bounds),
+                way_out="A reducer stands for its identity, as jt.maximum for -inf.",
+            )
+        )
+    for axis, part in enumerate(parts):
+        if part.ragged:
+            raise TileShapeError(
+                message(
+                    f"{view.name}.tile",
+                    expected=f"a part that surely lies inside axis {axis}, of size "
+                    f"{part.extent}",
+                    got=f"blocks of {part.size}",
+                    way_out='Pick a block that divides it, or bounds="zero".',
+                )
+            )
+    return "zero"
+
+
+class TileRef:
+    """A tile of a view, before it is loaded.
+
+    Args:
+        view: of which array.
+        parts: the part of each axis.
+        bounds: "zero" or a reducer.
+        engine: what loads and stores.
+    """
+
+    def __init__(self, view: View, parts: Sequence[Part], bounds: Any, engine: Any):
+        self.view, self.parts, self.bounds = view, tuple(parts), bounds
+        self._engine = engine
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """The dims of the tile."""
+        return tuple(p.dim for p in self.parts if p.dim is not None)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each dim."""
+        return tuple(p.size for p in self.parts if p.dim is not None)
+
+    def load(self) -> Tile:
+        """The values, as a tile with the dims of the parts.
+
+        Raises:
+            TileValueError: the view is a result, which other instances may be writing.
+        """
+        if self.view.role == "result":
+            raise TileValueError(
+                message(
+                    f"{self.view.name}.load",
+                    expected="an operand",
+                    got="a result, whose elements another instance may store: that would "
+                    "need a barrier",
+                    way_out="Keep what you stored in a local, or return it from one kernel "
+                    "and load it in a second.",
+                )
+            )
+        return Tile(self._engine.load(self), self.dims)
+
+    def store(self, value: Any) -> None:
+        """Store a tile of these dims; what lies outside of the array is dropped.
+
+        Args:
+            value: a tile of the same dims in any order, an array of the tile's shape, or
+                a number.
+
+        Raises:
+            TileShapeError: other dims or another shape; two instances of a parallel nest
+                would store to the same elements; a `jt.Window`, which may overlap.
+            TileTypeError: another dtype than the view's.
+            TileValueError: the view is an operand.
+        """
+        op = f"{self.view.name}.store"
+        if self.view.role == "operand":
+            raise TileValueError(
+                message(
+                    op,
+                    expected="a result",
+                    got="an operand, which other instances may be loading",
+                    way_out="Name another result in out=.",
+                )
+            )
+        self._engine.check_store(op, self)
+        self._engine.store(self, self._array(op, value))
+
+    def _array(self, op: str, value: Any) -> Any:
+        if isinstance(value, bool | int | float):
+            return jnp.full(self.shape, value, self.view.dtype)
+        if is_tile(value):
+            if set(value.dims) != set(self.dims):
+                raise TileShapeError(
+                    message(
+                        op,
+                        expected=f"a tile of dims {spell(self.dims)}",
+                        got=spell(value.dims),
+                        way_out="Reduce or broadcast it to these dims first.",
+                    )
+                )
+            order = [value.dims.index(d) for d in self.dims]
+            value = jnp.transpose(value.array, order)
+        value = jnp.asarray(value)
+        if value.shape != self.shape:
+            raise TileShapeError(
+                message(
+                    op,
+                    expected=f"a tile of shape {self.shape}",
+                    got=str(value.shape),
+                    way_out="Store what the parts of the tile cover.",
+                )
+            )
+        if value.dtype != self.view.dtype:
+            raise TileTypeError(
+                message(
+                    op,
+                    expected=f"values of {self.view.dtype.name}, the result's dtype",
+                    got=value.dtype.name,
+                    way_out=f"Say where it rounds: jt.cast(value, {self.view.name}.dtype).",
+                )
+            )
+        return value

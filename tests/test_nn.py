@@ -1,0 +1,214 @@
+"""The layers of jaxtile.nn against float64 NumPy, and their derivatives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtile as jt
+from folds import same_derivatives
+from jaxtile.errors import TileShapeError
+
+RNG = np.random.default_rng(3)
+
+
+def _normal(*shape):
+    return RNG.standard_normal(shape)
+
+
+def _close(call, oracle, *args, dtype=np.float32, rtol=1e-5, atol=1e-5):
+    given = [
+        jnp.asarray(a, dtype) if a.dtype.kind == "f" else jnp.asarray(a) for a in args
+    ]
+    got = np.asarray(call(*given), np.float64)
+    seen = [np.asarray(a, a.dtype if a.dtype.kind == "i" else np.float64) for a in given]
+        np.asarray(a, np.float64) if a.dtype != int else np.asarray(a) for a in given
+    ]
+    np.testing.assert_allclose(got, oracle(*seen), rtol=rtol, atol=atol)
+
+
+def _softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def _layer_norm(x, w, b):
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * w + b
+
+
+def _rms_norm(x, w):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * w
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(1,), (3, 50), (2, 9, 17)])
+def test_rows(shape, dtype):
+    x, w, b = 4 * _normal(*shape) + 1, _normal(shape[-1]), _normal(shape[-1])
+    loose = {"dtype": dtype, "rtol": 1e-5 if dtype == jnp.float32 else 8e-3}
+    _close(jt.nn.softmax, _softmax, x, **loose)
+    _close(jt.nn.layer_norm, _layer_norm, x, w, b, **loose)
+    _close(jt.nn.rms_norm, _rms_norm, x, w, **loose)
+
+
+def test_layer_norm_far_from_zero():
+    x = _normal(4, 1000) + 3e4
+    one, zero = np.ones(1000), np.zeros(1000)
+    _close(jt.nn.layer_norm, _layer_norm, x, one, zero, atol=2e-3)
+
+
+def _losses(x, w, labels):
+    logits = x @ w
+    top = logits.max(-1, keepdims=True)
+    total = np.log(np.exp(logits - top).sum(-1)) + top[..., 0]
+    return total - np.take_along_axis(logits, labels[..., None], -1)[..., 0]
+
+
+def test_cross_entropy_over_ragged_words():
+    labels = RNG.integers(0, 1100, (2, 7))
+    _close(jt.nn.cross_entropy, _losses, _normal(2, 7, 12), _normal(12, 1100), labels)
+
+
+def test_cross_entropy_never_holds_the_logits():
+    x, w = jnp.zeros((256, 8)), jnp.zeros((8, 8192))
+    labels = jnp.zeros(256, jnp.int32)
+
+    def sizes(jaxpr):
+        for eqn in jaxpr.eqns:
+            yield from (v.aval.size for v in eqn.outvars)
+            for value in jax.tree.leaves(
+                list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns")
+            ):
+                inner = getattr(value, "jaxpr", value)
+                yield from sizes(inner) if hasattr(inner, "eqns") else ()
+
+    loss = lambda x, w: jt.nn.cross_entropy(x, w, labels).sum()  # noqa: E731
+    found = jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, w)
+    assert max(sizes(found.jaxpr)) < 256 * 8192
+
+
+def _attend(q, k, v, lengths, causal):
+    out = np.zeros(q.shape)
+    share = q.shape[1] // k.shape[1]
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            n = lengths[b]
+            keys, values = k[b, h // share, :n], v[b, h // share, :n]
+            scores = q[b, h] @ keys.T / np.sqrt(q.shape[-1])
+            if causal:
+                i = np.arange(q.shape[2])[:, None]
+                hidden = np.arange(n) > i + n - q.shape[2]
+                scores = np.where(hidden, -np.inf, scores)
+            seen = np.isfinite(scores).any(1)
+            out[b, h, seen] = _softmax(scores[seen]) @ values
+    return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("block", [4, 128])
+def test_attention(causal, block):
+    q, k, v = _normal(2, 6, 9, 8), _normal(2, 2, 11, 8), _normal(2, 2, 11, 8)
+    for lengths in (None, np.array([11, 3])):
+        _close(
+            lambda q, k, v, n=lengths: jt.nn.attention(
+                q, k, v, causal=causal, lengths=n, block=block
+            ),
+            lambda q, k, v, n=lengths: _attend(
+                q, k, v, [11, 11] if n is None else n, causal
+            ),
+            q,
+            k,
+            v,
+        )
+
+
+def _recur(x, decay, gate, rate):
+    h, out = np.zeros((x.shape[0], x.shape[2])), np.zeros(x.shape)
+    for t in range(x.shape[1]):
+        a = np.exp(-8 * np.log1p(np.exp(rate)) / (1 + np.exp(-decay[:, t])))
+        h = a * h + np.sqrt(1 - a * a) * x[:, t] / (1 + np.exp(-gate[:, t]))
+        out[:, t] = h
+    return out
+
+
+def test_gated_recurrence():
+    x, decay, gate = _normal(2, 300, 5), _normal(2, 300, 5) - 3, _normal(2, 300, 5)
+    _close(jt.nn.gated_recurrence, _recur, x, decay, gate, _normal(5) - 2)
+
+
+def test_linear_gelu():
+    def oracle(a, b, bias):
+        z = a @ b + bias
+        return z / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+
+    _close(
+        jt.nn.linear_gelu, oracle, _normal(2, 70, 150), _normal(150, 131), _normal(131)
+    )
+
+
+def _plain_attention(q, k, v):
+    mask = jnp.tril(jnp.ones((q.shape[2], k.shape[2]), bool))
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / np.sqrt(q.shape[-1])
+    return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)) @ v
+
+
+def _plain_norm(x, w, b):
+    scale = jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+    return (x - x.mean(-1, keepdims=True)) * scale * w + b
+
+
+_GRADS = {
+    "softmax": (jt.nn.softmax, jax.nn.softmax, [(3, 5)]),
+    "layer_norm": (jt.nn.layer_norm, _plain_norm, [(3, 5), (5,), (5,)]),
+    "attention": (
+        lambda q, k, v: jt.nn.attention(q, k, v, causal=True, block=2),
+        _plain_attention,
+        [(1, 2, 4, 3)] * 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _GRADS)
+def test_derivatives(name):
+    call, plain, shapes = _GRADS[name]
+    args = [jnp.asarray(_normal(*s), jnp.float32) for s in shapes]
+    same_derivatives(call, plain, *args, order=1, rtol=2e-4, atol=2e-5)
+
+
+def test_derivative_of_a_recurrence():
+    args = [jnp.asarray(_normal(1, 7, 3), jnp.float32) for _ in range(3)]
+    rate = jnp.asarray(_normal(3), jnp.float32)
+
+    def plain(x, decay, gate, rate):
+        log_a = -8 * jax.nn.softplus(rate) * jax.nn.sigmoid(decay)
+        a, b = (
+            jnp.exp(log_a),
+            jnp.sqrt(-jnp.expm1(2 * log_a)) * x * jax.nn.sigmoid(gate),
+        )
+        h, out = jnp.zeros((1, 3)), []
+        for t in range(7):
+            h = a[:, t] * h + b[:, t]
+            out.append(h)
+        return jnp.stack(out, 1)
+
+    same_derivatives(
+        jt.nn.gated_recurrence, plain, *args, rate, order=1, rtol=2e-4, atol=2e-5
+    )
+
+
+def test_shapes_that_do_not_fit():
+    one, x = jnp.ones(3), jnp.ones((2, 3))
+    q = jnp.ones((1, 3, 2, 4))
+    for call, match in (
+        (lambda: jt.nn.softmax(1.0), "an array with a last axis"),
+        (lambda: jt.nn.softmax(jnp.ones((0, 3))), "no empty one"),
+        (lambda: jt.nn.layer_norm(x, one, jnp.ones(2)), r"bias of shape \(3,\)"),
+        (lambda: jt.nn.cross_entropy(x, x, one), r"w of shape \(3, words\)"),
+        (lambda: jt.nn.cross_entropy(x, x.T, one), r"labels of shape \(2,\)"),
+        (lambda: jt.nn.attention(q, q[:, :2], q[:, :2]), "k that fits q"),
+        (lambda: jt.nn.attention(q, q, q, lengths=one), r"lengths of shape \(1,\)"),
+        (lambda: jt.nn.gated_recurrence(x, x, x, one), "batch, time, lanes"),
+        (lambda: jt.nn.linear_gelu(x, x, one), r"b of shape \(3, columns\)"),
+    ):
+        with pytest.raises(TileShapeError, match=match):
+            call()
