@@ -71,7 +71,6 @@ from jaxtile.exchange import scatter as scatter
 from jaxtile.exchange import segment_reduce as segment_reduce
 from jaxtile.exchange import take as take
 from jaxtile.explain import explain as explain
-from jaxtile.explain import support_table as support_table
 from jaxtile.explain import supports as supports
 from jaxtile.kernel import Window as Window
 from jaxtile.kernel import kernel as kernel
@@ -104,6 +103,7 @@ from jaxtile.reindexing import shift as shift
 from jaxtile.reindexing import transpose as transpose
 from jaxtile.selections import topk_merge as topk_merge
 from jaxtile.summation import einsum as einsum
+from jaxtile.support import support_table as support_table
 from jaxtile.tile import Tile as Tile
 from jaxtile.tile import tile as tile
 
