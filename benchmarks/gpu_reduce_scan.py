@@ -143,9 +143,7 @@ def _reductions() -> list[Case]:
         ]  # fmt: skip
     loop = {"fori_loop": _loop, "reference": _reference_fold}
     fold = _reduce(1, jt.add, "fold_left")
-    cases.append(
-        Case("reduce add, rows, fold_left", (ROWS,), fold, loop, 100, 1)
-    )
+    cases.append(Case("reduce add, rows, fold_left", (ROWS,), fold, loop, 100, 1))
     return cases
 
 

@@ -193,6 +193,12 @@ class Machine(Values):
         assert self.mask[(base + source)[self.mask]].all(), "a lane that is not there"
         return value[base + source]
 
+    def op_nvvm_vote_sync(self, op, members, bit):
+        assert "ballot" in str(op.attributes["kind"])
+        lanes = (bit & self.mask).reshape(-1, WARP).astype(np.uint64)
+        words = (lanes << np.arange(WARP, dtype=np.uint64)).sum(axis=1)
+        return np.repeat(words.astype(np.uint32), WARP)
+
     def op_gpu_barrier(self, op, *args):
         self._barrier(None)
         return []

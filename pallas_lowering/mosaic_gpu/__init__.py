@@ -44,3 +44,4 @@ from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import scan as scan  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import whole as whole  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import whole_mma as whole_mma  # noqa: E402
+from jaxtile.pallas_lowering.mosaic_gpu import whole_sort as whole_sort  # noqa: E402

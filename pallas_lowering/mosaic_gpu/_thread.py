@@ -236,6 +236,11 @@ def shuffle(value: ir.Value, kind: str, lane: Any) -> ir.Value:
     )
 
 
+def ballot(bit: ir.Value) -> ir.Value:
+    """A word with the bit of each lane of the warp."""
+    return nvvm.vote_sync(i32(-1), bit, nvvm.VoteSyncKind.ballot)
+
+
 def select(condition: ir.Value, a: Any, b: Any) -> Any:
     """`a` where the bit is set, else `b`."""
     number = known(a)

@@ -1,0 +1,88 @@
+"""sort, argsort and topk of whole arrays on a GPU: the bits of the CPU's reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxtile as jt
+from fibres import rng_of
+from on_device import on_cpu, on_gpu
+from oracle import same_bits
+
+pytestmark = pytest.mark.gpu
+
+_SHAPES = [(7, 1), (5, 33), (1000, 1000), (3, 1024), (64, 2048), (130, 517)]
+
+
+def _bits_of(dtype, shape):
+    """Any bits: NaNs of every payload, zeros of both signs, subnormals, ties."""
+    dtype = np.dtype(jnp.dtype(dtype))
+    rng = rng_of(dtype.name, shape)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    word = np.dtype(f"u{dtype.itemsize}")
+    raw = rng.integers(0, np.iinfo(word).max, shape, word, endpoint=True)
+    top = word.type(1 << (8 * word.itemsize - 1))
+    few = rng.choice(np.array([0, top, 1, ~word.type(0), top - word.type(1)]), shape)
+    return np.where(rng.random(shape) < 0.3, few, raw).view(dtype)
+
+
+def _compare(fn, *args):
+    got, want = on_gpu(fn, *args), on_cpu(fn, *args)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        same_bits(g, w)
+
+
+@pytest.mark.parametrize("nan", ["last", "first", "largest", "smallest"])
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("shape", _SHAPES)
+def test_rows_of_any_bits(shape, descending, nan):
+    x = _bits_of("float32", shape)
+    how = {"descending": descending, "nan": nan}
+
+    def keys(x):
+        return jt.sort(x, 1, **how)
+
+    def places(x):
+        return jt.argsort(x, 1, **how)
+
+    with jt.use_implementation("mosaic_gpu"):
+        got = on_gpu(keys, x), on_gpu(places, x) if shape[1] <= 1024 else None
+    same_bits(got[0], on_cpu(keys, x))
+    if got[1] is not None:
+        same_bits(got[1], on_cpu(places, x))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bfloat16", "float16", "int8", "uint8", "int16", "uint32", "int32", "bool"],
+)
+def test_formats(dtype):
+    x = _bits_of(dtype, (600, 300))
+    _compare(lambda x: (jt.sort(x, 1), jt.argsort(x, 0), jt.topk(x, 1, 5)), x)
+
+
+def test_payloads_and_long_rows():
+    x, y = _bits_of("float32", (700, 257)), _bits_of("int32", (700, 257))
+    _compare(lambda x, y: jt.sort(x, 0, y, descending=True), x, y)
+    _compare(
+        lambda x: (jt.sort(x, 1), jt.topk(x, 1, 64)), _bits_of("float32", (3, 50000))
+    )
+
+
+def test_exchange_under_xla():
+    x = _bits_of("float32", (300, 400))
+    index = rng_of("index").integers(-5, 410, (300, 400)).astype(np.int32)
+    ids = rng_of("ids").integers(0, 50, 300).astype(np.int32)
+
+    def fn(x, index, ids):
+        small = jnp.where(jnp.abs(x) < 1e3, x, 1.0)
+        return (
+            jt.gather(x, index, 1, fill=jnp.nan, batch="all"),
+            jt.segment_reduce(small, ids, 50, jt.add, policy="fixed_tree"),
+            jt.segment_reduce(small, ids, 50, jt.maximum),
+            jt.shift(x, 1, 3, fill=0.0),
+        )
+
+    _compare(fn, x, index, ids)
