@@ -30,7 +30,8 @@ def _bits_of(dtype, shape):
     word = np.dtype(f"u{dtype.itemsize}")
     raw = rng.integers(0, np.iinfo(word).max, shape, word, endpoint=True)
     top = word.type(1 << (8 * word.itemsize - 1))
-    few = rng.choice(np.array([0, top, 1, ~word.type(0), top - word.type(1)]), shape)
+    some = np.array([0, top, 1, ~word.type(0), top - word.type(1)], word)
+    few = rng.choice(some, shape)
     return np.where(rng.random(shape) < 0.3, few, raw).view(dtype)
 
 
