@@ -20,6 +20,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 COMMAND = "python benchmarks/cpu_reduce_scan.py"
+# What README.md shows between its marks.
+TABLES = {
+    "benchmarks": "cpu.md",
+    "gpu benchmarks": "gpu.md",
+    "gpu mma": "gpu_mma.md",
+}
 
 
 def _processor() -> str:
@@ -153,7 +159,7 @@ def fill_readme() -> None:
     path = ROOT / "README.md"
     text = path.read_text()
     blocks = {"support": support_block()}
-    for block, name in (("benchmarks", "cpu.md"), ("gpu benchmarks", "gpu.md")):
+    for block, name in TABLES.items():
         if (RESULTS / name).is_file():
             blocks[block] = (RESULTS / name).read_text()
     for name, block in blocks.items():

@@ -28,12 +28,10 @@ def test_support_table_is_current(report):
     assert shown.strip() == jt.support_table().strip(), REFILL
 
 
-@pytest.mark.parametrize(
-    ("block", "name"), [("benchmarks", "cpu.md"), ("gpu benchmarks", "gpu.md")]
-)
-def test_benchmark_tables_are_the_committed_ones(report, block, name):
-    _, shown, _ = report.marked(README.read_text(), block)
-    assert shown == (RESULTS / name).read_text(), REFILL
+def test_benchmark_tables_are_the_committed_ones(report):
+    for block, name in report.TABLES.items():
+        _, shown, _ = report.marked(README.read_text(), block)
+        assert shown == (RESULTS / name).read_text(), f"{name}: {REFILL}"
 
 
 def test_links_of_the_documents_exist():
