@@ -139,8 +139,3 @@ def refuse_launch(avals, axes, params):
     shape = jax.eval_shape(lambda v: viewed(v, axes), elements[0]).shape
     large = why_too_large(shape, [d.itemsize for d in dtypes])
     return large or refuse_spec(spec, params["out"], params["finish"])
-
-
-def unmeasured(*avals, **params):
-    """Why the reference goes first where nobody asks for these kernels by name."""
-    return "it is not measured against the reference yet; ask for it by name"

@@ -21,7 +21,6 @@ from jaxtile.pallas_lowering.triton._operands import (
     refuse_launch,
     refuse_operands,
     settled,
-    unmeasured,
     unpacked,
     viewed_inputs,
     write,
@@ -193,7 +192,7 @@ class _Shown:
             place.store(ref, np.int32(0), v, here)
 
 
-@BACKEND.runs(scan_p, refuse_arrays, unmeasured)
+@BACKEND.runs(scan_p, refuse_arrays)
 def scan_arrays(
     *operands,
     spec,
