@@ -33,7 +33,7 @@ class Unit(NamedTuple):
     """A backend's own dot.
 
     Args:
-        dot: as `_contract.products` takes it.
+        loose: as `_contract.products` takes it.
         takes: `(a, b, dims, acc)`, abstract values; whether it takes them.
         inputs: names of the formats that it takes beside the backend's own.
         most: the largest number of products that are made one by one.
@@ -42,7 +42,7 @@ class Unit(NamedTuple):
         chain: as `_contract.chain`, where it is not the fold of all products at once.
     """
 
-    dot: Callable
+    loose: Callable
     takes: Callable[..., bool]
     inputs: frozenset[str]
     most: int
@@ -69,7 +69,7 @@ def mma_values(unit: Unit, operands: Sequence, params: dict) -> list:
     a, b, c, scalars = unpack(operands, params["seeded"])
     if by_unit(unit, a, b, dims, policy, acc):
         run = functools.partial(
-            _contract.products, policy=policy, acc=acc, platform="", dot=unit.dot
+            _contract.products, policy=policy, acc=acc, loose=unit.loose
         )
         every = policy.promote_every
         if _divides(dims, a, policy, acc) and unit.promotes is not None:

@@ -85,9 +85,16 @@ def contract(a, b, c, dims: Dims, policy: MmaPolicy, acc, platform: str):
         return chain(a, b, c, dims, policy, acc)
     floats = jnp.issubdtype(acc, jnp.floating)
     every = policy.promote_every if floats else None
-    run = functools.partial(products, policy=policy, acc=acc, platform=platform)
+    run = functools.partial(
+        products, policy=policy, acc=acc, loose=_tf32_units(platform)
+    )
     z = run(a, b, dims) if every is None else _promoted(run, a, b, dims, every)
     return z if c is None else c + z
+
+
+def _tf32_units(platform: str) -> Callable:
+    """On CUDA the default precision is TF32's, in which rounded parts lose nothing."""
+    return lambda dtype, rounded: rounded and platform == "cuda"
 
 
 def _is_zero(size) -> bool:
@@ -152,21 +159,24 @@ def _nearest(x, fraction: int):
     return jnp.where(jnp.isfinite(x), near, x)
 
 
-def products(a, b, dims: Dims, *, policy: MmaPolicy, acc, platform: str, dot=None):
-    """sum over K of a * b in any order, the inputs as the policy's precision has them."""
-    dot = dot or _dot
+def products(a, b, dims: Dims, *, policy: MmaPolicy, acc, loose: Callable):
+    """sum over K of a * b in any order, the inputs as the policy's precision has them.
+
+    `loose(dtype, rounded)` says whether a dot of the default precision loses nothing of
+    inputs of that format, which a named precision has rounded already or not.
+    """
+    dot = functools.partial(_dot, dims=dims, acc=acc, loose=loose)
     name = policy.input_precision or "f32"
     if name == "f32" or not jnp.issubdtype(acc, jnp.floating):
         to = carrier(a.dtype, b.dtype, acc)
-        return dot(to_carrier(a, to), to_carrier(b, to), dims, acc, platform, False)
+        return dot(to_carrier(a, to), to_carrier(b, to), False)
     most = PRECISIONS[name][2]
     left, right = parts_of(a, policy), parts_of(b, policy)
-    run = functools.partial(_mixed, dot, dims, acc, platform)
-    high, low = run(left[0], right[0]), None
+    high, low = _mixed(dot, left[0], right[0]), None
     pairs = [(i, j) for i in range(len(left)) for j in range(len(right))]
     for i, j in sorted(pairs, key=sum, reverse=True):
         if 0 < i + j <= most:
-            small = run(left[i], right[j])
+            small = _mixed(dot, left[i], right[j])
             low = small if low is None else low + small
     if low is None:
         return high
@@ -174,21 +184,20 @@ def products(a, b, dims: Dims, *, policy: MmaPolicy, acc, platform: str, dot=Non
     return high + jnp.where(jnp.isfinite(low), low, jnp.zeros_like(low))
 
 
-def _mixed(dot, dims, acc, platform, x, y):
+def _mixed(dot, x, y):
     """A dot of two parts, each rounded already."""
     to = x.dtype if x.dtype == y.dtype else jnp.dtype(jnp.float32)
-    return dot(x.astype(to), y.astype(to), dims, acc, platform, True)
+    return dot(x.astype(to), y.astype(to), True)
 
 
-def _dot(x, y, dims: Dims, acc, platform: str, rounded: bool):
-    """XLA's own dot, its precision the highest where an input might lose digits."""
-    # TF32 inputs that are rounded already lose nothing in TF32 units.
-    loose = rounded and platform == "cuda"
+def _dot(x, y, rounded: bool, *, dims: Dims, acc, loose: Callable):
+    """jax's own dot, its precision the highest where an input might lose digits."""
+    enough = loose(x.dtype, rounded)
     z = lax.dot_general(
         x,
         y,
         (_axes(dims, dims.contracted), _axes(dims, dims.batch)),
-        precision=lax.Precision.DEFAULT if loose else lax.Precision.HIGHEST,
+        precision=lax.Precision.DEFAULT if enough else lax.Precision.HIGHEST,
         preferred_element_type=np.dtype(acc),
     )
     free = [d for side in (dims.a, dims.b) for d in side if d in dims.out]

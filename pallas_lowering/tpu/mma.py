@@ -21,23 +21,18 @@ _UNITS = {"float32": ("bfloat16", "float32"), "int32": ("int8",)}
 
 
 def _takes(a, b, dims, acc) -> bool:
-    if dims.batch or any(len(side) != 2 for side in dims) or len(dims.contracted) != 1:
+    """Two matrices, or as many pairs of them as one leading batch axis has."""
+    batch, matrix = dims.batch, 2 + len(dims.batch)
+    if len(dims.contracted) != 1 or any(len(side) != matrix for side in dims):
+        return False
+    if batch and (len(batch) > 1 or any(side[0] != batch[0] for side in dims)):
         return False
     form = _contract.carrier(a.dtype, b.dtype, acc).name
     return form in _UNITS.get(np.dtype(acc).name, ())
 
 
-def _dot(x, y, dims, acc, platform, rounded):
-    (k,) = dims.contracted
-    whole = x.dtype == jnp.float32
-    z = lax.dot_general(
-        x,
-        y,
-        (((dims.a.index(k),), (dims.b.index(k),)), ((), ())),
-        precision=lax.Precision.HIGHEST if whole else lax.Precision.DEFAULT,
-        preferred_element_type=np.dtype(acc),
-    )
-    return z if dims.out[0] in dims.a else lax.transpose(z, (1, 0))
+def _loose(dtype, rounded) -> bool:
+    return dtype != jnp.float32
 
 
 def _promotes(run, a, b, dims, every):
@@ -56,7 +51,7 @@ def _promotes(run, a, b, dims, every):
 
 
 UNIT = Unit(
-    dot=_dot,
+    loose=_loose,
     takes=_takes,
     inputs=frozenset(("int8", "float8_e4m3fn", "float8_e5m2")),
     most=MOST_BYTES // 4,

@@ -91,13 +91,16 @@ def test_transposed_operands(spec):
 
 
 @targets.needs_libtpu
-@pytest.mark.parametrize("spec", ["mk,nk->mn", "km,kn->mn", "mk,kn->nm"])
+@pytest.mark.parametrize(
+    "spec", ["mk,nk->mn", "km,kn->mn", "mk,kn->nm", "bmk,bkn->bmn", "bmk,bnk->bnm"]
+)
 def test_libtpu_compiles_transposed_operands(spec):
     def body(a, b, o):
         o[...] = jt.mma(a[...], b[...], spec=spec)
 
-    x = targets.spec((128, 128), "bfloat16")
-    out = targets.spec((128, 128))
+    batch = (4,) * ("b" in spec)
+    x = targets.spec((*batch, 128, 128), "bfloat16")
+    out = targets.spec((*batch, 128, 128))
     assert targets.compile_for_tpu(body, out, x, x) is not None
 
 
@@ -141,6 +144,25 @@ def test_promoted_sums():
         jt.errors.UnsupportedOnBackend, match="load K in blocks of that"
     ):
         _run(targets.triton, short)
+
+
+_BATCHED = [
+    ("bmk,bkn->bmn", (4, 16, 64), (4, 64, 128), 1),
+    ("bmk,bnk->bnm", (4, 128, 64), (4, 128, 64), 1),
+    ("mbk,bkn->mbn", (16, 4, 64), (4, 64, 128), 0),
+    ("mk,k->m", (16, 128), (128,), 0),
+]
+
+
+@pytest.mark.parametrize(("spec", "a", "b", "units"), _BATCHED)
+def test_a_leading_batch_axis_goes_through_the_tpu_unit(spec, a, b, units):
+    def body(a, b, o):
+        o[...] = jt.mma(a[...], b[...], spec=spec)
+
+    sizes = dict(zip(spec.replace(",", "").split("->")[0], (*a, *b), strict=True))
+    out = targets.spec([sizes[d] for d in spec.split("->")[1]])
+    operands = [targets.spec(s, "bfloat16") for s in (a, b)]
+    assert targets.tpu(body, out, *operands).count("tpu.matmul") == units
 
 
 REFUSALS = [
