@@ -45,8 +45,8 @@ def mma(
     Inputs convert to the accumulator's type, exactly from formats of at most its precision;
     none is rounded first unless the policy names a precision. Storage formats (8 bits and
     below) may be inputs, of one format or two. Derivatives are mma again, under the same
-    policy and accumulator; the cotangent of a storage operand rounds to its format, clamped
-    to its range.
+    policy and accumulator; the cotangent of a storage operand is quantized to its format,
+    nearest even and saturated.
 
     Args:
         a: an array `[..., M, K]`, or a tile.

@@ -307,11 +307,11 @@ def embeds(dtype, other) -> bool:
     small, large = format_of(dtype, "embeds"), format_of(other, "embeds")
     if small == large:
         return True
-    if not large.exponent_bits:
-        signed = not large.name.startswith("u") or small.name.startswith("u")
-        return not small.exponent_bits and signed and small.largest <= large.largest
-    if not small.exponent_bits:
+    if not large.is_float:
+        fits = large.largest >= small.largest and large.signed >= small.signed
+        return fits and not small.is_float and large.name != "bool"
+    if not small.is_float:
         return small.fraction_bits <= large.fraction_bits + 1
-    least = (1 - f.bias - f.fraction_bits for f in (small, large))
+    least = [f.least_exponent - f.fraction_bits for f in (small, large)]
     fits = small.largest <= large.largest and small.fraction_bits <= large.fraction_bits
-    return fits and next(least) >= next(least)
+    return fits and least[0] >= least[1]

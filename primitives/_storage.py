@@ -40,23 +40,6 @@ def check_scale(scale, op: str) -> None:
         )
 
 
-def holds(target: Format, source: Format) -> bool:
-    """Whether every value of a storage format is one of another format's."""
-    if target.name == "bool":
-        return False
-    if not target.is_float:
-        fits = target.largest >= source.largest and target.signed >= source.signed
-        return not source.is_float and fits
-    if not source.is_float:
-        return target.fraction_bits + 1 >= source.fraction_bits
-    least = source.least_exponent - source.fraction_bits
-    return (
-        target.fraction_bits >= source.fraction_bits
-        and target.largest >= source.largest
-        and target.least_exponent - target.fraction_bits <= least
-    )
-
-
 def require_exact(source: Format, dtype, op: str) -> None:
     """Refuse a dtype that does not hold every value of a storage format.
 
@@ -64,7 +47,7 @@ def require_exact(source: Format, dtype, op: str) -> None:
         TileTypeError: it does not, or is a storage format itself.
     """
     target = formats.require_arithmetic(dtype, op)
-    if not holds(target, source):
+    if not formats.embeds(source.name, target.name):
         raise TileTypeError(
             message(
                 op,

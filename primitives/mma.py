@@ -39,6 +39,7 @@ from jaxtile.primitives._contract_checks import (
 )
 from jaxtile.primitives._define import Out, define, zero_tangent
 from jaxtile.primitives._scalar import convert, evaluate
+from jaxtile.primitives._storage import nearest
 from jaxtile.primitives._tangent import float_tangent
 from jaxtile.primitives.map import Region, _results, map_p
 from jaxtile.primitives.map_linear import has_tangent
@@ -195,23 +196,18 @@ def _transpose(cts, *operands, roles, policy, acc, seeded, region, out, implemen
 
 
 def _cotangent(a, b, labels, dtype, *, policy, acc, implementation):
-    """An operand's cotangent in its dtype; a storage format clamps to its range."""
+    """An operand's cotangent in its dtype; in a storage format by quantize, saturated."""
     fmt = formats.format_of(dtype)
     run = functools.partial(
         bind_mma,
-        a,
-        b,
-        None,
-        labels,
+        *(a, b, None, labels),
         policy=policy,
         acc=acc,
         implementation=implementation,
     )
     if fmt.category is formats.Category.ARITHMETIC:
         return run(out=dtype)
-    z = run()
-    # Beyond the range the conversion's result differs from one backend to another.
-    return jnp.clip(z, -fmt.largest, fmt.largest).astype(dtype)
+    return nearest(run(), fmt.name)[0]
 
 
 def _front(value, place, size):
