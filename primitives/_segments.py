@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtile._jax_private import placed_like
 from jaxtile.policy import Kind, fold_left, ordered_tree
 from jaxtile.primitives import _fold
 from jaxtile.primitives._bind import bind_scan, flip
@@ -61,7 +62,7 @@ class Runs:
 
     def wide(self, value: Any, like: Any) -> Any:
         """A value for each place of the index, for each element."""
-        return spread(value, like.shape, self.axis, self.batch)
+        return placed_like(spread(value, like.shape, self.axis, self.batch), like)
 
     def at_targets(self, value: Any, shape: Sequence[int]) -> Any:
         """A value for each target, for each place of the result."""
@@ -300,7 +301,7 @@ def folded(spec: Spec, elements: Sequence, init: Any, runs: Runs, kind: Kind) ->
             for v, z in zip(init, zeros, strict=True)
         ]
     elif fresh:
-        seeds = spec.identity(like.shape)
+        seeds = [placed_like(v, like) for v in spec.identity(like.shape)]
     leaves = [runs.wide(heads, like), *seeds, *elements]
     leaves = flip(leaves, axis) if right else leaves
     states = bind_scan(
