@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtile._jax_private import placed_like
+from jaxtile._jax_private import align_varying, placed_like
 from jaxtile.policy import Kind, fold_left, ordered_tree
 from jaxtile.primitives import _fold
 from jaxtile.primitives._bind import bind_scan, flip
@@ -276,7 +276,7 @@ def scanned(spec: Spec, elements: Sequence, runs: Runs) -> list:
     heads = runs.wide(runs.heads, elements[0])
     states = bind_scan(
         segmented(spec),
-        [heads, *elements],
+        align_varying([heads, *elements]),
         None,
         None,
         axis=runs.axis,
@@ -302,7 +302,7 @@ def folded(spec: Spec, elements: Sequence, init: Any, runs: Runs, kind: Kind) ->
         ]
     elif fresh:
         seeds = [placed_like(v, like) for v in spec.identity(like.shape)]
-    leaves = [runs.wide(heads, like), *seeds, *elements]
+    leaves = align_varying([runs.wide(heads, like), *seeds, *elements])
     leaves = flip(leaves, axis) if right else leaves
     states = bind_scan(
         folding(spec, right, fresh),
