@@ -93,16 +93,34 @@ def reached(index: Any, axis: int, batch: Sequence[int], size: int) -> Any:
     return counts > 0
 
 
-def runs_of(index: Any, size: int, axis: int, batch: Sequence[int], is_sorted) -> Runs:
-    """Sort an index, stably."""
+def runs_of(
+    index: Any,
+    size: int,
+    axis: int,
+    batch: Sequence[int],
+    is_sorted: bool,
+    search: bool = False,
+) -> Runs:
+    """Sort an index, stably.
+
+    Args:
+        index, size, axis, batch, is_sorted: of the scatter.
+        search: look for where each run starts instead of counting; counting is many
+            additions to few places, which some platforms do one after the other.
+    """
     along, batch = before(axis, batch), tuple(batch)
     n = index.shape[along]
     ids, order = targets(index, size), None
     source = lax.broadcasted_iota(place_dtype(n), ids.shape, along)
     if not is_sorted:
         ids, order = lax.sort((ids, source), dimension=along, is_stable=True)
-    counts = count_targets(ids + 1, size + 2, axis, batch)
-    starts = jnp.cumsum(counts, along, dtype=counts.dtype) - counts
+    if search and ids.ndim == 1:
+        every = jnp.arange(-1, size + 2, dtype=ids.dtype)
+        ends = jnp.searchsorted(ids, every, side="left").astype(source.dtype)
+        starts, counts = ends[:-1], ends[1:] - ends[:-1]
+    else:
+        counts = count_targets(ids + 1, size + 2, axis, batch)
+        starts = jnp.cumsum(counts, along, dtype=counts.dtype) - counts
     inner = [d for d in range(index.ndim) if d != along]
     rank = source - pick(starts, ids + 1, along, inner)
     place = lax.broadcasted_iota(np.int32, counts.shape, along)

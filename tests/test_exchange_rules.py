@@ -75,6 +75,22 @@ def test_the_rule_gives_the_references_bits(name):
             np.testing.assert_array_equal(*bits)
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_interpret_mode_gives_the_references_bits(name):
+    call, args = CALLS[name]
+    got = targets.interpreted(call, {}, *args)
+    for g, w in zip(got, jax.tree.leaves(call(*args)), strict=True):
+        same_bits(g, w)
+
+
+def test_explain_counts_what_is_read():
+    i = targets.spec((2,), "int32")
+    big = targets.spec((1000, 16))
+    (entry,) = jt.explain(lambda x, i: jt.gather(x, i, 0))(big, i)
+    assert (entry.op, entry.implementation) == ("gather", "reference")
+    assert entry.bytes == 2 * (2 * 16 * 4) + 2 * 4 + 4
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "bfloat16", "int32"])
 def test_the_rule_moves_every_format(dtype):
     codes = np.random.default_rng(3).integers(0, 2, (4, 8)).astype(np.uint8)
