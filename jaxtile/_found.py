@@ -75,12 +75,19 @@ def _place(eqn) -> str | None:
     return {"tpu": "tpu", "gpu": "triton"}.get(jax.default_backend(), UNDECIDED)
 
 
+# Ops that need not read all of their first operand.
+_PICKS = frozenset(("gather", "reindex"))
+
+
 def bytes_moved(found: Found) -> int:
     """Operands read once and results written once; in a kernel they are in registers."""
     if found.place != ARRAY:
         return 0
     avals = [v.aval for v in (*found.eqn.invars, *found.eqn.outvars)]
-    return found.times * sum(a.size * np.dtype(a.dtype).itemsize for a in avals)
+    sizes = [a.size * np.dtype(a.dtype).itemsize for a in avals]
+    if found.op in _PICKS:
+        sizes[0] = min(sizes[0], sizes[-1])
+    return found.times * sum(sizes)
 
 
 def scalar_ops(found: Found) -> int:

@@ -66,6 +66,25 @@ def _check_shape(op: str, what: str, got: Any, want: tuple) -> None:
         )
 
 
+def require_whole(op: str, leaf: Any, axes: Sequence[int]) -> None:
+    """Refuse an operand that is sharded along one of the axes on an explicit mesh.
+
+    Raises:
+        TileShapeError: it is.
+    """
+    found = sharding_spec(leaf)
+    if any(found[d] is not None for d in axes):
+        raise TileShapeError(
+            message(
+                op,
+                expected=f"axes {tuple(axes)} not sharded",
+                got=f"sharding {tuple(found)}",
+                way_out="Reshard that axis first (jax.sharding.reshard), or combine "
+                "per-device results in jax.shard_map.",
+            )
+        )
+
+
 def check_operands(op, spec, policy, elements, init, mask, kept, axes) -> None:
     """Everything that reduce and scan demand of their operands.
 
@@ -78,18 +97,7 @@ def check_operands(op, spec, policy, elements, init, mask, kept, axes) -> None:
     shape = elements[0].shape
     for leaf in elements:
         _check_shape(op, "element leaves", leaf.shape, shape)
-        found = sharding_spec(leaf)
-        sharded = [found[d] for d in axes if found[d] is not None]
-        if sharded:
-            raise TileShapeError(
-                message(
-                    op,
-                    expected=f"axes {tuple(axes)} not sharded",
-                    got=f"sharding {tuple(found)}",
-                    way_out="Reshard that axis first (jax.sharding.reshard), or combine "
-                    "per-device results in jax.shard_map.",
-                )
-            )
+        require_whole(op, leaf, axes)
     for leaf, dtype in zip(init or (), spec.states, strict=init is not None):
         _check_shape(op, "init leaves", leaf.shape, tuple(shape[d] for d in kept))
         if leaf.dtype != dtype:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxtile._jax_private import placed_like
 from jaxtile.policy import Kind, ordered_tree
 from jaxtile.primitives import _fold, _segments
 from jaxtile.primitives._bits import place_dtype
@@ -48,7 +49,7 @@ def _winner_tangent(spec, elements, index, init, de, dz, order):
     winner = make_spec(spec.reducer.winner, spec.tree, spec.raw, None, count, op)
     value, where = bind_scatter(winner, elements, index, None, finish=False, **order)
     seen = _segments.reached(index, axis, batch, order["size"])
-    seen = spread(seen, value.shape, axis, batch)
+    seen = placed_like(spread(seen, value.shape, axis, batch), value)
     dtype = spec.states[0]
     value = convert(value, dtype)
     zero = jnp.zeros((), dtype)
@@ -97,6 +98,7 @@ def _through_scan(spec, elements, index, init, de, dz, order):
     point = (list(elements), init if chain else None)
     moving = (list(de), dz if chain else None)
     state, dstate = jax.jvp(last, point, moving)
+    seen = placed_like(seen, state[0])
     if init is None:
         zeros = [jnp.zeros_like(v) for v in state]
         dstate = _where_float(seen, state, dstate, zeros)
@@ -145,6 +147,11 @@ def jvp(primals, tangents, **params):
         return outs, [zero_tangent(v) for v in outs]
     de = [float_tangent(p, t) for p, t in zip(elements, de, strict=True)]
     dz = init and [float_tangent(p, t) for p, t in zip(init, dz, strict=True)]
+    if init is not None:
+        init = [placed_like(z, outs[0]) for z in init]
+        dz = [
+            t if t.dtype == jax.dtypes.float0 else placed_like(t, outs[0]) for t in dz
+        ]
     order = _order(params)
     if spec.reducer.native == "add":
         return outs, bind_scatter(spec, de, index, dz, out=params["out"], **order)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtile._jax_private import align_varying, placed_like
 from jaxtile.policy import Kind, fold_left, ordered_tree
 from jaxtile.primitives import _fold
 from jaxtile.primitives._bind import bind_scan, flip
@@ -61,7 +62,7 @@ class Runs:
 
     def wide(self, value: Any, like: Any) -> Any:
         """A value for each place of the index, for each element."""
-        return spread(value, like.shape, self.axis, self.batch)
+        return placed_like(spread(value, like.shape, self.axis, self.batch), like)
 
     def at_targets(self, value: Any, shape: Sequence[int]) -> Any:
         """A value for each target, for each place of the result."""
@@ -92,16 +93,34 @@ def reached(index: Any, axis: int, batch: Sequence[int], size: int) -> Any:
     return counts > 0
 
 
-def runs_of(index: Any, size: int, axis: int, batch: Sequence[int], is_sorted) -> Runs:
-    """Sort an index, stably."""
+def runs_of(
+    index: Any,
+    size: int,
+    axis: int,
+    batch: Sequence[int],
+    is_sorted: bool,
+    search: bool = False,
+) -> Runs:
+    """Sort an index, stably.
+
+    Args:
+        index, size, axis, batch, is_sorted: of the scatter.
+        search: look for where each run starts instead of counting; counting is many
+            additions to few places, which some platforms do one after the other.
+    """
     along, batch = before(axis, batch), tuple(batch)
     n = index.shape[along]
     ids, order = targets(index, size), None
     source = lax.broadcasted_iota(place_dtype(n), ids.shape, along)
     if not is_sorted:
         ids, order = lax.sort((ids, source), dimension=along, is_stable=True)
-    counts = count_targets(ids + 1, size + 2, axis, batch)
-    starts = jnp.cumsum(counts, along, dtype=counts.dtype) - counts
+    if search and ids.ndim == 1:
+        every = jnp.arange(-1, size + 2, dtype=ids.dtype)
+        ends = jnp.searchsorted(ids, every, side="left").astype(source.dtype)
+        starts, counts = ends[:-1], ends[1:] - ends[:-1]
+    else:
+        counts = count_targets(ids + 1, size + 2, axis, batch)
+        starts = jnp.cumsum(counts, along, dtype=counts.dtype) - counts
     inner = [d for d in range(index.ndim) if d != along]
     rank = source - pick(starts, ids + 1, along, inner)
     place = lax.broadcasted_iota(np.int32, counts.shape, along)
@@ -275,7 +294,7 @@ def scanned(spec: Spec, elements: Sequence, runs: Runs) -> list:
     heads = runs.wide(runs.heads, elements[0])
     states = bind_scan(
         segmented(spec),
-        [heads, *elements],
+        align_varying([heads, *elements]),
         None,
         None,
         axis=runs.axis,
@@ -300,8 +319,8 @@ def folded(spec: Spec, elements: Sequence, init: Any, runs: Runs, kind: Kind) ->
             for v, z in zip(init, zeros, strict=True)
         ]
     elif fresh:
-        seeds = spec.identity(like.shape)
-    leaves = [runs.wide(heads, like), *seeds, *elements]
+        seeds = [placed_like(v, like) for v in spec.identity(like.shape)]
+    leaves = align_varying([runs.wide(heads, like), *seeds, *elements])
     leaves = flip(leaves, axis) if right else leaves
     states = bind_scan(
         folding(spec, right, fresh),

@@ -31,6 +31,7 @@ from jaxtile.primitives._moves import (
     spread,
     sum_outside,
 )
+from jaxtile.primitives._operands import require_whole
 from jaxtile.primitives._tangent import float_tangent, is_float, is_zero
 
 
@@ -79,6 +80,7 @@ def check_index(op: str, x, index, axis: int, batch) -> None:
 
 def _abstract(x, index, fill, *, axis, batch):
     check_index("gather", x, index, axis, batch)
+    require_whole("gather", x, (axis,))
     shape = _shape(x, index, axis, batch)
     if fill.dtype != x.dtype or fill.shape != shape[: fill.ndim]:
         raise TileTypeError(

@@ -26,6 +26,7 @@ from jaxtile.primitives._affine import Affine
 from jaxtile.primitives._bits import from_bits, place_dtype, to_bits
 from jaxtile.primitives._define import Out, define, zero_tangent
 from jaxtile.primitives._moves import add_spec, bind_scatter, pick, sum_outside
+from jaxtile.primitives._operands import require_whole
 from jaxtile.primitives._tangent import float_tangent, is_float, is_zero
 
 Guard = tuple[tuple[Affine, int], ...]
@@ -52,13 +53,25 @@ def _abstract(x, *fills, coordinates, guards, shape):
                     way_out="Pass a scalar of x's dtype.",
                 )
             )
-    dims = [-1] * len(shape)
+    kept = _kept(x.shape, coordinates, shape)
+    moved = [d for d in range(x.ndim) if d not in kept.values()]
+    summed = any(len(c.terms) > 1 for c in coordinates)
+    require_whole("reindex", x, tuple(range(x.ndim)) if summed else tuple(moved))
+    dims = tuple(kept.get(k, -1) for k in range(len(shape)))
+    return [Out(tuple(shape), x.dtype, dims)]
+
+
+def _kept(source, coordinates, shape) -> dict[int, int]:
+    """The axes of the result that are whole axes of x, and which."""
+    kept: dict[int, int] = {}
     for d, c in enumerate(coordinates):
-        for k in c.terms:
-            straight = c.coefficients[k] == 1 and c.offset == 0 and len(c.terms) == 1
-            if straight and shape[k] == x.shape[d] and d not in dims:
-                dims[k] = d
-    return [Out(tuple(shape), x.dtype, tuple(dims))]
+        if len(c.terms) == 1 and c.offset == 0:
+            (k,) = c.terms
+            straight = c.coefficients[k] == 1 and shape[k] == source[d]
+            others = [e for i, e in enumerate(coordinates) if i != d]
+            if straight and not any(k in e.terms for e in others):
+                kept[k] = d
+    return kept
 
 
 def _box(guard: Guard, box: Sequence[tuple[int, int]]) -> list | None:

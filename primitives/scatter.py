@@ -112,11 +112,14 @@ def _native_state(spec, name, elements, index, axis, batch, size):
     return [y], spread(seen, shape, axis, batch)
 
 
-def _sorted_state(spec, elements, index, init, axis, batch, size, policy, is_sorted):
+def _sorted_state(
+    spec, elements, index, init, axis, batch, size, policy, is_sorted, platform
+):
     """The state of every target by way of its run, and what exists."""
     n = elements[0].shape[axis]
     shape = (*elements[0].shape[:axis], size, *elements[0].shape[axis + 1 :])
-    runs = _segments.runs_of(index, size, axis, batch, is_sorted)
+    search = platform == "cuda"
+    runs = _segments.runs_of(index, size, axis, batch, is_sorted, search)
     index_leaf = _fold.index_leaf(spec, elements[0].shape, axis)
     leaves = _segments.arranged([*elements, *index_leaf], runs)
     seen = runs.at_targets(runs.count > 0, shape)
@@ -142,7 +145,7 @@ def _state(elements, index, init, spec, axis, batch, size, policy, is_sorted, pl
         found = _native_state(spec, name, elements, index, axis, batch, size)
     else:
         found = _sorted_state(
-            spec, elements, index, init, axis, batch, size, policy, is_sorted
+            spec, elements, index, init, axis, batch, size, policy, is_sorted, platform
         )
     state, seen = found
     if init is not None and not (fold and seen is None):

@@ -1,5 +1,7 @@
 """scatter and segment_reduce: the elements of each target, in a stated order."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -9,7 +11,10 @@ import pytest
 import jaxtile as jt
 import oracle
 from jaxtile.errors import ContractError, TileShapeError, TileTypeError
+from jaxtile.primitives import scatter_p
+from jaxtile.primitives._define import REFERENCES
 from oracle import same_bits
+from rules import through
 
 POLICIES = ["fixed_tree", "fold_left", "fold_right"]
 REDUCERS = {
@@ -61,6 +66,22 @@ def test_every_bit_is_that_of_the_target_alone(name, policy, seeded):
         x[order], ids[order], size, reducer, policy=policy, init=seeds, is_sorted=True
     )
     same_bits(got, want)
+
+
+@pytest.mark.parametrize("policy", ["unordered_tree", *POLICIES])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_what_runs_on_cuda_has_the_same_bits(policy, is_sorted):
+    """Runs are looked for there, not counted; no float add by atomics."""
+    x, ids = _data(300), np.random.default_rng(3).integers(-1, 8, 300)
+    ids = np.sort(ids) if is_sorted else ids
+    call = lambda x, i: jt.scatter(  # noqa: E731
+        x, i, 0, 7, jt.add, policy=policy, is_sorted=is_sorted
+    )
+    run = functools.partial(REFERENCES[scatter_p], platform="cuda")
+    (got,) = through({scatter_p: run}, call, x, ids)
+    if policy == "unordered_tree":
+        policy = "fixed_tree"
+    same_bits(got, _each(oracle.ADD, x, ids, 7, policy, np.float32(0)))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
