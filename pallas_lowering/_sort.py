@@ -14,8 +14,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtile.primitives._order import Order, ranks_of
-
 LONGEST = 4096
 UNSORTED = (
     "it has no rule there; sort outside the kernel, or keep the best few of a stream "
@@ -23,59 +21,42 @@ UNSORTED = (
 )
 
 
-def sorted_planes(
-    x: Any, payload: Sequence, axis: int, order: Order, partner: Callable
-) -> list:
-    """The source indices in order, then x and the payload in that order.
+def sorted_planes(planes: Sequence, axis: int, partner: Callable) -> list:
+    """Planes in the order of the first two, whose pairs are distinct, all steps written.
 
     Args:
-        x: the keys; their extent along the axis is a power of two.
-        payload: values of x's shape.
+        planes: ranks, source indices, and what is carried along, of one shape; their
+            extent along the axis is a power of two.
         axis: the sorted axis.
-        order: the order asked for.
-        partner: `(value, distance) -> value` at the place that differs in that bit.
+        partner: `(value, q) -> value` at the place that differs in bit q.
 
     Returns:
-        Values of x's shape.
+        The planes in order.
     """
-    place = lax.broadcasted_iota(jnp.int32, x.shape, axis)
-    planes = [ranks_of(x, order), place, x, *payload]
-    size = 2
-    while size <= x.shape[axis]:
-        distance = size // 2
-        while distance:
-            planes = _step(planes, place, size, distance, partner)
-            distance //= 2
-        size *= 2
-    return planes[1:]
+    planes = list(planes)
+    place = lax.broadcasted_iota(jnp.int32, planes[0].shape, axis)
+    for p in range(1, planes[0].shape[axis].bit_length()):
+        for q in reversed(range(p)):
+            others = [partner(v, q) for v in planes]
+            planes = exchanged(planes, others, place, p, q)
+    return planes
 
 
-def _step(planes, place, size, distance, partner):
-    """Each pair in ascending order, or in descending order where `size` is a bit."""
-    others = [partner(v, distance) for v in planes]
+def exchanged(planes: Sequence, others: Sequence, place: Any, p: Any, q: Any) -> list:
+    """One step: pairs that differ in bit q, in descending order where bit p is set."""
     (rank, index), (other_rank, other_index) = planes[:2], others[:2]
     ahead = (rank < other_rank) | ((rank == other_rank) & (index < other_index))
-    # The two bits agree where the first of the pair belongs here.
-    bits = (place // size + place // distance) % 2
-    keep = ahead == (bits == 0)
-    return [lax.select(keep, v, w) for v, w in zip(planes, others, strict=True)]
+    # The first of a pair belongs here where the two bits agree.
+    first = (((place >> p) ^ (place >> q)) & 1) == 0
+    keep = ahead == first
+    return [jnp.where(keep, v, w) for v, w in zip(planes, others, strict=True)]
 
 
-def refuse_length(n: int, aligned: int) -> str | None:
-    """Why an extent is not sorted, or None.
-
-    Args:
-        n: the extent.
-        aligned: the least extent of a block of several elements.
-    """
-    if n > LONGEST:
-        return (
-            f"an extent of {n} is above {LONGEST}, the longest network; sort outside the "
-            "kernel"
-        )
-    if n & (n - 1) or 1 < n < aligned:
-        return (
-            f"an extent of {n} is no power of two from {aligned} on; pad the block with "
-            "values that come last, or sort outside the kernel"
-        )
-    return None
+def refuse_length(n: int) -> str | None:
+    """Why an extent is not sorted, or None."""
+    if n <= LONGEST:
+        return None
+    return (
+        f"an extent of {n} is above {LONGEST}, the longest network; sort outside the "
+        "kernel, or keep the best few of a stream with jt.reduce and jt.topk_merge"
+    )

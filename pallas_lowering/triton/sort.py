@@ -12,14 +12,14 @@ from jax import lax
 from jaxtile.pallas_lowering._elementwise import _inlined
 from jaxtile.pallas_lowering._sort import refuse_length, sorted_planes
 from jaxtile.pallas_lowering.triton import BACKEND, TRAITS
-from jaxtile.primitives._order import image, value_of
+from jaxtile.primitives._order import image, ranks_of, value_of
 from jaxtile.primitives.sort import sort_p
 from jaxtile.primitives.topk import topk_p
 
 
 def _refuse(x, *rest, axis, order, **params):
     reasons = (TRAITS.operand(v) for v in (x, *rest))
-    return next(filter(None, reasons), None) or refuse_length(x.shape[axis], 1)
+    return next(filter(None, reasons), None) or refuse_length(x.shape[axis])
 
 
 def _refuse_topk(x, *rest, axis, k, **params):
@@ -33,13 +33,13 @@ def _refuse_topk(x, *rest, axis, k, **params):
 
 
 def _partner(axis):
-    def partner(v, distance):
+    def partner(v, q):
         # Narrow integers and bools sum as words.
         bits = image(v)
         word = jnp.int64 if bits.dtype.itemsize == 8 else jnp.int32
         wide = bits.astype(word)
         shape = v.shape
-        split = (*shape[:axis], -1, 2, distance, *shape[axis + 1 :])
+        split = (*shape[:axis], -1, 2, 1 << q, *shape[axis + 1 :])
         pairs = wide.reshape(split)
         total = lax.reduce_sum(pairs, (axis + 1,))
         both = jnp.broadcast_to(lax.expand_dims(total, (axis + 1,)), pairs.shape)
@@ -49,9 +49,10 @@ def _partner(axis):
 
 
 def _ordered(values, axis, order):
-    x, *payload = values
-    index, x, *payload = sorted_planes(x, payload, axis, order, _partner(axis))
-    return [x, index, *payload]
+    rank = ranks_of(values[0], order)
+    place = lax.broadcasted_iota(jnp.int32, rank.shape, axis)
+    planes = sorted_planes([rank, place, *values], axis, _partner(axis))
+    return [planes[2], planes[1], *planes[3:]]
 
 
 @BACKEND.traces(sort_p, _refuse)

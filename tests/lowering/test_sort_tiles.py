@@ -14,9 +14,12 @@ from jaxtile.primitives import sort_p, topk_p
 from rules import through
 
 load_all()
+from jaxtile.pallas_lowering.tpu import sort as tpu_sort  # noqa: E402
 from jaxtile.pallas_lowering.triton import sort as triton_sort  # noqa: E402
 
 TRITON = {sort_p: triton_sort.sort_tile, topk_p: triton_sort.topk_tile}
+
+TPU = {sort_p: tpu_sort.sort_block, topk_p: tpu_sort.topk_block}
 
 
 @pytest.mark.parametrize("dtype", order.FORMATS)
@@ -82,11 +85,55 @@ def test_triton_lowers_the_network():
         ("triton", "sort", (8, 100), None, "not of powers of two"),
         ("triton", "sort", (1, 8192), None, "8192 is above 4096"),
         ("triton", "topk", (8, 128), 3, "k=3 is no power of two"),
+        ("tpu", "sort", (4096, 128), None, "above 8; sort smaller blocks"),
+        ("tpu", "sort", (8, 8192), None, "8192 is above 4096"),
+        ("tpu", "topk", (8, 128), 0, "ask for at least one"),
         ("mosaic_gpu", "sort", (8, 128), None, "sort outside the kernel"),
     ],
 )
 def test_refusals(backend, op, shape, k, sentence):
     x = targets.spec(shape)
-    answer = jt.supports(op, backend, x, 1, *([] if k is None else [k]))
+    axis = 0 if shape[0] == 4096 else 1
+    answer = jt.supports(op, backend, x, axis, *([] if k is None else [k]))
     assert not answer
     assert sentence in answer.reason
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (8, 100), (3, 129), (7,)])
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint32"])
+def test_tpu_sorts_any_length_along_lanes_and_sublanes(shape, dtype):
+    x = order.anything(rng_of(shape, dtype), shape, dtype)
+    for axis in range(x.ndim):
+        rules = dict(descending=axis == 0, nan="largest")
+        call = lambda x, a=axis, r=rules: jt.sort(x, a, x, return_indices=True, **r)  # noqa: E731
+        values, indices, moved = targets.interpreted(call, TPU, x)
+        want = order.argsort(x, axis, **rules)
+        order.same(indices, want)
+        order.same(values, np.take_along_axis(x, want, axis))
+        order.same(moved, values)
+
+
+def test_tpu_takes_the_first():
+    x = order.anything(rng_of("tpu"), (4, 100), "float32")
+    got = targets.interpreted(lambda x: jt.topk(x, 1, 3), TPU, x)
+    for value, want in zip(got, jt.topk(x, 1, 3), strict=True):
+        order.same(value, want)
+
+
+@targets.needs_libtpu
+@pytest.mark.parametrize(
+    ("chip", "shape", "axis", "k"),
+    [
+        ("v5e", (8, 100), 1, 100),
+        ("v6e", (8, 100), 1, 100),
+        ("tpu7x", (8, 100), 1, 100),
+        ("v5e", (5, 5), 0, 5),
+        ("v5e", (256, 256), 1, 8),
+        ("v5e", (512, 128), 0, 512),
+    ],
+)
+def test_libtpu_compiles_the_network(chip, shape, axis, k):
+    x = targets.spec(shape)
+    out = targets.spec([k if d == axis else n for d, n in enumerate(shape)])
+    body = _body(lambda x: jt.topk(x, axis, k))
+    targets.compile_for_tpu(body, [out, targets.spec(out.shape, "int32")], x, chip=chip)
