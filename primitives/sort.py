@@ -12,7 +12,6 @@ Operands: the keys, then payload leaves of the same shape.
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import lax
 
 from jaxtile.primitives import _order
 from jaxtile.primitives._define import Out, define, new_primitive
@@ -66,10 +65,8 @@ def _abstract(x, *payload, axis, order, indices):
 
 def _reference(x, *payload, axis, order, indices, platform=""):
     x, *payload = (jnp.moveaxis(v, axis, -1) for v in (x, *payload))
-    if not (indices or payload or jnp.issubdtype(x.dtype, jnp.floating)):
-        # Equal integers have equal bits: any order of ties will do.
-        ranked = lax.sort(x, dimension=x.ndim - 1)
-        outs = [lax.rev(ranked, (x.ndim - 1,)) if order.descending else ranked]
+    if not (indices or payload):
+        outs = [_order.ranked(x, order, platform)]
     else:
         index = _order.permutation(_order.keys_of(x, order), platform)
         outs = [_order.take(v, index) for v in (x, *payload)]
@@ -99,4 +96,5 @@ define(
     jvp=_jvp,
     batch=_batch,
     along=lambda *, axis, **_: (axis,),
+    local=True,
 )

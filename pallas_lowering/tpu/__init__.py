@@ -3,10 +3,7 @@
 from jaxtile import _jax_private
 from jaxtile.pallas_lowering._elementwise import Traits, define_elementwise
 from jaxtile.pallas_lowering._registry import Backend
-from jaxtile.pallas_lowering._sort import UNSORTED
 from jaxtile.pallas_lowering._storage import define_storage
-from jaxtile.primitives.sort import sort_p
-from jaxtile.primitives.topk import topk_p
 
 BACKEND = Backend("tpu", _jax_private.tpu())
 TRAITS = Traits(
@@ -17,13 +14,12 @@ TRAITS = Traits(
 )
 define_elementwise(BACKEND, TRAITS)
 define_storage(BACKEND, TRAITS, "float8_e4m3fn float8_e5m2 int8 uint8".split())
-for _primitive in (sort_p, topk_p):
-    BACKEND.refuses(_primitive, UNSORTED)
 
 
 from jaxtile.pallas_lowering.tpu import exchange as exchange  # noqa: E402
 from jaxtile.pallas_lowering.tpu import mma as mma  # noqa: E402
 from jaxtile.pallas_lowering.tpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.tpu import scan as scan  # noqa: E402
+from jaxtile.pallas_lowering.tpu import sort as sort  # noqa: E402
 from jaxtile.pallas_lowering.tpu import whole_reduce as whole_reduce  # noqa: E402
 from jaxtile.pallas_lowering.tpu import whole_scan as whole_scan  # noqa: E402

@@ -13,11 +13,8 @@ from jaxtile.pallas_lowering._elementwise import (
     propagate_nan,
 )
 from jaxtile.pallas_lowering._registry import Backend
-from jaxtile.pallas_lowering._sort import UNSORTED
 from jaxtile.pallas_lowering._storage import define_storage
 from jaxtile.primitives import _scalar
-from jaxtile.primitives.sort import sort_p
-from jaxtile.primitives.topk import topk_p
 
 BACKEND = Backend("triton", _jax_private.triton())
 
@@ -56,11 +53,10 @@ TRAITS = Traits(
 )
 define_elementwise(BACKEND, TRAITS)
 define_storage(BACKEND, TRAITS, "float8_e4m3fn float8_e5m2 int8 uint8".split())
-for _primitive in (sort_p, topk_p):
-    BACKEND.refuses(_primitive, UNSORTED)
 
 
 from jaxtile.pallas_lowering.triton import exchange as exchange  # noqa: E402
 from jaxtile.pallas_lowering.triton import mma as mma  # noqa: E402
 from jaxtile.pallas_lowering.triton import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.triton import scan as scan  # noqa: E402
+from jaxtile.pallas_lowering.triton import sort as sort  # noqa: E402
