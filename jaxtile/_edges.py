@@ -23,13 +23,13 @@ class Edge(NamedTuple):
     Args:
         size: of the block.
         start: the coordinate of its first element along the axis.
-        extent: of the axis.
+        extent: where the coordinates of the block end, at most the size of the axis.
         ragged: some elements may lie outside of the axis.
     """
 
     size: int
     start: Any
-    extent: int
+    extent: Any
     ragged: bool
 
     def coordinates(self) -> Any:

@@ -50,6 +50,10 @@ class Plain:
 
     vectorises = True
 
+    def lanes(self, size: int) -> int:
+        """How large a tile of so many coordinates is: as large."""
+        return size
+
     def __init__(self, arrays: Sequence, indices: Sequence):
         self.arrays, self.indices = arrays, indices
         self.parallel: list[Handle] = []
