@@ -21,7 +21,9 @@ def _close(call, oracle, *args, dtype=np.float32, rtol=1e-5, atol=1e-5):
         jnp.asarray(a, dtype) if a.dtype.kind == "f" else jnp.asarray(a) for a in args
     ]
     got = np.asarray(call(*given), np.float64)
-    seen = [np.asarray(a, a.dtype if a.dtype.kind == "i" else np.float64) for a in given]
+    seen = [
+        np.asarray(a, a.dtype if a.dtype.kind == "i" else np.float64) for a in given
+    ]
     np.testing.assert_allclose(got, oracle(*seen), rtol=rtol, atol=atol)
 
 

@@ -14,7 +14,7 @@ from jaxtile._join import distinct, spell
 from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
-from jaxtile.kernel.handles import Handle, Part, Window
+from jaxtile.kernels.handles import Handle, Part, Window
 from jaxtile.reducers import Reducer
 from jaxtile.tile import Tile
 

@@ -16,9 +16,9 @@ from jaxtile._domain import Domain, as_state, trace_body
 from jaxtile._graph import graph_of
 from jaxtile._vectorise import Axis, at_once, at_one, constant_parts
 from jaxtile.errors import TileShapeError, TileTypeError, message
-from jaxtile.kernel.handles import Handle, Part
-from jaxtile.kernel.nest import Nest
-from jaxtile.kernel.views import TileRef, View
+from jaxtile.kernels.handles import Handle, Part
+from jaxtile.kernels.nest import Nest
+from jaxtile.kernels.views import TileRef, View
 from jaxtile.primitives._functions import attempt, require_pure
 
 _MOST_PARALLEL = 8

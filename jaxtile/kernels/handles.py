@@ -101,6 +101,9 @@ class Part(NamedTuple):
     def whole(self) -> bool:
         """It is the axis, all of it."""
         named = self.handle is None and self.dim is not None
-        return named and isinstance(self.start, int) and self.start == 0 and (
-            self.size >= self.extent and self.end == self.extent
+        return (
+            named
+            and isinstance(self.start, int)
+            and self.start == 0
+            and (self.size >= self.extent and self.end == self.extent)
         )

@@ -11,7 +11,7 @@ from jaxtile import _edges, regions
 from jaxtile._checks import function, integer
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, message
-from jaxtile.kernel.handles import Handle
+from jaxtile.kernels.handles import Handle
 from jaxtile.policy import Policy, as_policy, unordered_tree
 from jaxtile.reducers import Reducer
 from jaxtile.tile import Tile
@@ -58,7 +58,9 @@ class Nest:
             )
         return self._engine.parallel_handle(self._handle("parallel", extent, block))
 
-    def serial(self, extent: int | Dim, block: int | None = None, *, init: Any = None):
+    def serial(
+        self, extent: int | Dim, block: int | None = None, *, init: Any = None
+    ) -> Callable[[Callable], Any]:
         """Fold over the blocks of an axis, first to last: a decorator as `jt.fold` is.
 
         Args:
@@ -98,7 +100,7 @@ class Nest:
         init: Any,
         policy: Policy | str = unordered_tree,
         contract: Reducer | None = None,
-    ):
+    ) -> Callable[[Callable[[Handle, Any], Any]], Any]:
         """`jt.fold` over the blocks of an axis, in the order of a policy.
 
         Args:
@@ -209,8 +211,8 @@ class Nest:
         Raises:
             TileTypeError: a dim whose size is not known here.
         """
-        many = dims if isinstance(dims, tuple | list) else (dims,)
-        named = tuple(d.dim if isinstance(d, Handle) else d for d in many)
+        many: Any = dims if isinstance(dims, tuple | list) else (dims,)
+        named: Any = tuple(d.dim if isinstance(d, Handle) else d for d in many)
         shape = tuple(self._edge("nest.full", d).size for d in many)
         return Tile(jnp.full(shape, value, dtype), named)
 

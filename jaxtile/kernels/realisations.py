@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtile import backends
 from jaxtile._checks import choice
-from jaxtile.kernel import plain
+from jaxtile.kernels import plain
 from jaxtile.primitives._define import REFERENCE
 
 INTERPRET = "interpret"
@@ -16,7 +16,7 @@ INTERPRET = "interpret"
 def _direct(interpret: bool) -> Callable[..., list]:
     # Pallas is imported by those who ask for it.
     def run(*args):
-        from jaxtile.kernel import direct
+        from jaxtile.kernels import direct
 
         return direct.run(interpret, *args)
 
@@ -30,8 +30,8 @@ _REALISATIONS: dict[str, Callable[..., list]] = {
 }
 
 
-def asked(op: str, name: str | None) -> str:
-    """The realisation that a call or the block around it insists on.
+def asked(op: str, name: str | None) -> str | None:
+    """The realisation that a call or the block around it insists on, or None.
 
     Raises:
         TileValueError: there is no such one.
@@ -39,9 +39,12 @@ def asked(op: str, name: str | None) -> str:
     if name not in _REALISATIONS:
         name = backends.asked(op, name)
     way_out = 'None and "reference" run it as plain jax.'
-    return choice(op, "implementation", name or REFERENCE, tuple(_REALISATIONS), way_out)
+    return choice(op, "implementation", name, (None, *_REALISATIONS), way_out)
 
 
-def get(name: str) -> Callable[..., Any]:
-    """The realisation of a name."""
-    return _REALISATIONS[name]
+def run(name: str | None, *args: Any) -> list:
+    """The results by a realisation; None is plain jax whose ops choose for themselves."""
+    realise = _REALISATIONS[name or REFERENCE]
+    # Inside a kernel of another kind its backend is the only one there is.
+    with backends.use_implementation(name if name == REFERENCE else None):
+        return realise(*args)

@@ -19,10 +19,10 @@ from jax.experimental import pallas as pl
 from jaxtile import _edges
 from jaxtile._domain import as_state, bare
 from jaxtile.errors import UnsupportedOnBackend, message
-from jaxtile.kernel import plain
-from jaxtile.kernel.handles import Handle, Part
-from jaxtile.kernel.nest import Nest
-from jaxtile.kernel.views import TileRef
+from jaxtile.kernels import plain
+from jaxtile.kernels.handles import Handle, Part
+from jaxtile.kernels.nest import Nest
+from jaxtile.kernels.views import TileRef
 from jaxtile.policy import Kind, Policy, Transform
 
 
@@ -58,10 +58,11 @@ class Direct:
         from jax.experimental.pallas import triton as plt
 
         view, mask = self._at(ref), _mask(ref.parts)
-        other = None if mask is None else jnp.full(mask.shape, plain.fill_of(ref))
+        if mask is None:
+            return plt.load(view)
+        other = jnp.full(mask.shape, plain.fill_of(ref))
         if not ref.shape:
-            value = plt.load(view)
-            return value if mask is None else jnp.where(mask, value, other)
+            return jnp.where(mask, plt.load(view), other)
         return plt.load(view, mask=mask, other=other)
 
     def check_store(self, op: str, ref: TileRef) -> None:
@@ -124,7 +125,8 @@ class Direct:
 def _mask(parts: Sequence[Part]) -> Any:
     """Which elements of a tile lie inside; None where all surely do."""
     shape = tuple(p.size for p in parts if p.dim is not None)
-    found, axis = None, 0
+    found: Any = None
+    axis = 0
     for part in parts:
         place = jnp.asarray(part.start, jnp.int32)
         if part.dim is not None:
@@ -145,20 +147,20 @@ def run(
     """The results of a kernel, as `plain.run` has them; so are its derivatives."""
     counted, _ = plain.trace(name, call, operands, results)
     counts = [h.count for h in counted.parallel]
-    launch = functools.partial(_launch, interpret, name, call, operands, results, counts)
+    launch = functools.partial(
+        _launch, interpret, name, call, operands, results, counts
+    )
 
-    @jax.custom_jvp
-    def kernel(*arrays):
-        return launch(arrays)
+    kernel = jax.custom_jvp(lambda *arrays: launch(arrays))
 
-    @kernel.defjvp
-    def _(primals, tangents):
+    def tangent(primals, tangents):
         def again(*arrays):
             pairs = zip(arrays, operands, strict=True)
             return plain.run(name, call, [(x, d) for x, (_, d) in pairs], results)
 
         return kernel(*primals), jax.jvp(again, primals, tangents)[1]
 
+    kernel.defjvp(tangent)
     return kernel(*(x for x, _ in operands))
 
 
