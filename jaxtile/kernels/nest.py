@@ -212,7 +212,7 @@ class Nest:
             TileTypeError: a dim whose size is not known here.
         """
         many: Any = dims if isinstance(dims, tuple | list) else (dims,)
-        named: Any = tuple(d.dim if isinstance(d, Handle) else d for d in many)
+        named: tuple[Dim, ...] = tuple(getattr(d, "dim", d) for d in many)
         shape = tuple(self._edge("nest.full", d).size for d in many)
         return Tile(jnp.full(shape, value, dtype), named)
 
