@@ -138,7 +138,8 @@ def recurrence(nest: Nest, x, decay, gate, rate, y, *, block=128, lanes=128):
         part = (batch, time, lane)
         log_a = slow * activations.sigmoid(_wide(decay.tile(*part)))
         drive = _wide(x.tile(*part)) * activations.sigmoid(_wide(gate.tile(*part)))
-        b = elementwise.sqrt(-elementwise.expm1(2.0 * log_a)) * drive
+        t = elementwise.tanh(log_a)  # 1 - exp(2 log_a) without cancellation
+        b = elementwise.sqrt(-2.0 * t / (1.0 - t)) * drive
         a = elementwise.exp(log_a)
         out, last = scan((a, b), time.dim, affine, init=(1.0, h), return_final=True)
         y.tile(*part).store(cast(out, y.dtype))

@@ -1,9 +1,12 @@
 """Kernels as Pallas kernels: interpreted against plain jax, and lowered for Triton."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 import jaxtile as jt
 import targets
@@ -76,6 +79,72 @@ def test_kernels_lower_for_triton(name):
             lambda *v: kernel(*v, implementation="triton", **config), shapes, "cuda"
         ).as_text()
     assert "triton" in text
+
+
+_TPU = {
+    "softmax": (CALLS["softmax"][0], lambda: (_f32(60, 256),), {}),
+    "layer_norm": (
+        _kernels.layer_norm,
+        lambda: (_f32(12, 128), _f32(128), _f32(128)),
+        {"eps": 1e-5},
+    ),
+    "cross_entropy": (
+        _kernels.cross_entropy,
+        lambda: (_f32(200, 64), _f32(64, 1000), _words(200, top=1000)),
+        {},
+    ),
+    "attention": (
+        _kernels.attention,
+        lambda: (
+            _f32(2, 2, 3, 256, 128),
+            _f32(2, 2, 200, 128),
+            _f32(2, 2, 200, 128),
+            jnp.array([200, 130], jnp.int32),
+        ),
+        {"causal": True, "scale": 0.1},
+    ),
+    "recurrence": (
+        _kernels.recurrence,
+        lambda: (_f32(2, 200, 256), _f32(2, 200, 256), _f32(2, 200, 256), _f32(256)),
+        {},
+    ),
+    "linear_gelu": (
+        _kernels.linear_gelu,
+        lambda: (_f32(200, 200), _f32(200, 256), _f32(256)),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _TPU)
+def test_blocks_of_a_grid_agree_with_plain_jax(name, monkeypatch):
+    """The TPU form, interpreted: what lies outside of a block is NaN there."""
+    kernel, make, config = _TPU[name]
+    args = make()
+    want = kernel(*args, **config)
+    interpreted = functools.partial(pl.pallas_call, interpret=True)
+    monkeypatch.setattr("jaxtile.kernels.blocks.pl.pallas_call", interpreted)
+    got = jax.jit(lambda *v: kernel(*v, implementation="tpu", **config))(*args)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@targets.needs_libtpu
+@pytest.mark.parametrize("name", _TPU)
+def test_kernels_compile_for_tpu(name):
+    kernel, make, config = _TPU[name]
+    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in make()]
+    call = lambda *v: kernel(*v, implementation="tpu", **config)  # noqa: E731
+    for chip in ("v5e", "tpu7x") if name in ("softmax", "attention") else ("v6e",):
+        targets.compile_array_for_tpu(call, *shapes, chip=chip)
+
+
+def test_blocks_that_a_tpu_does_not_take():
+    with pytest.raises(
+        UnsupportedOnBackend, match="a multiple of 8 there.*blocks of 3"
+    ):
+        _kernels.softmax(_f32(60, 256), block=3, implementation="tpu")
+    with pytest.raises(UnsupportedOnBackend, match="a window, or a traced coordinate"):
+        turned(_f32(7, 21), implementation="tpu")
 
 
 @jt.kernel(out=lambda x: jax.ShapeDtypeStruct((x.shape[1], x.shape[0]), x.dtype))

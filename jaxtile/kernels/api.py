@@ -38,7 +38,8 @@ class Kernel:
             *operands: arrays, tiles or numbers.
             implementation: None and "reference" run it as plain jax, vectorised over the
                 parallel nests; "triton" as a Pallas kernel on CUDA, "interpret" as the
-                same kernel in Pallas' interpreter. Derivatives are those of plain jax.
+                same kernel in Pallas' interpreter, "tpu" as one whose grid brings blocks.
+                Derivatives are those of plain jax.
             **config: the body's keyword arguments, such as block sizes.
 
         Returns:

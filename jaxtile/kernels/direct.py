@@ -26,63 +26,16 @@ from jaxtile.kernels.views import TileRef
 from jaxtile.policy import Kind, Policy, Transform
 
 
-class Direct:
-    """Loads, stores and loops of one instance, on references to whole arrays.
-
-    Args:
-        operands, results: references.
-        counts: how many instances there are along each parallel nest.
-    """
+class Loops:
+    """Loops of a Pallas kernel's instance, one block after the other."""
 
     vectorises = False
 
-    def __init__(self, operands: Sequence, results: Sequence, counts: Sequence[int]):
-        self._refs = {"operand": operands, "result": results}
-        self._counts, self._made = counts, 0
+    def __init__(self):
         self.depth = 0
-
-    def lanes(self, size: int) -> int:
-        """How large a tile of so many coordinates is."""
-        return 1 << (size - 1).bit_length()
-
-    def parallel_handle(self, handle: Handle) -> Handle:
-        later = self._counts[self._made + 1 :]
-        place = pl.program_id(0) // math.prod(later)
-        handle.index = place % self._counts[self._made] if self._made else place
-        self._made += 1
-        if handle.block is not None:
-            _edges.add(handle.dim, handle.edge())
-        return handle
-
-    def load(self, ref: TileRef) -> Any:
-        from jax.experimental.pallas import triton as plt
-
-        view, mask = self._at(ref), _mask(ref.parts)
-        if mask is None:
-            return plt.load(view)
-        other = jnp.full(mask.shape, plain.fill_of(ref))
-        if not ref.shape:
-            return jnp.where(mask, plt.load(view), other)
-        return plt.load(view, mask=mask, other=other)
 
     def check_store(self, op: str, ref: TileRef) -> None:
         """Nothing: the trace that counted the instances has checked it."""
-
-    def store(self, ref: TileRef, value: Any) -> None:
-        from jax.experimental.pallas import triton as plt
-
-        plt.store(self._at(ref), value, mask=_mask(ref.parts))
-
-    def _at(self, ref: TileRef) -> Any:
-        array = self._refs[ref.view.role][ref.view.place]
-        where = tuple(
-            jnp.clip(p.start, 0, p.extent - 1)
-            if p.dim is None
-            # A traced start: jax refuses a known one that reaches outside, masked or not.
-            else pl.ds(jnp.asarray(p.start, jnp.int32), p.size)
-            for p in ref.parts
-        )
-        return array.at[where or (0,)]
 
     def inside(self, fn: Callable, *args: Any) -> Any:
         """`fn`: the trace that counted the instances has refused stores in it."""
@@ -122,36 +75,92 @@ class Direct:
         return state.whole(last)
 
 
-def _mask(parts: Sequence[Part]) -> Any:
+class Direct(Loops):
+    """Loads, stores and loops of one instance, on references to whole arrays.
+
+    Args:
+        operands, results: references.
+        counts: how many instances there are along each parallel nest.
+    """
+
+    def __init__(self, operands: Sequence, results: Sequence, counts: Sequence[int]):
+        super().__init__()
+        self._refs = {"operand": operands, "result": results}
+        self._counts, self._made = counts, 0
+
+    def lanes(self, size: int) -> int:
+        """How large a tile of so many coordinates is."""
+        return 1 << (size - 1).bit_length()
+
+    def parallel_handle(self, handle: Handle) -> Handle:
+        later = self._counts[self._made + 1 :]
+        place = pl.program_id(0) // math.prod(later)
+        handle.index = place % self._counts[self._made] if self._made else place
+        self._made += 1
+        if handle.block is not None:
+            _edges.add(handle.dim, handle.edge())
+        return handle
+
+    def load(self, ref: TileRef) -> Any:
+        from jax.experimental.pallas import triton as plt
+
+        view, mask = self._at(ref), mask_of(ref.parts)
+        if mask is None:
+            return plt.load(view)
+        other = jnp.full(mask.shape, plain.fill_of(ref))
+        if not ref.shape:
+            return jnp.where(mask, plt.load(view), other)
+        return plt.load(view, mask=mask, other=other)
+
+    def store(self, ref: TileRef, value: Any) -> None:
+        from jax.experimental.pallas import triton as plt
+
+        plt.store(self._at(ref), value, mask=mask_of(ref.parts))
+
+    def _at(self, ref: TileRef) -> Any:
+        array = self._refs[ref.view.role][ref.view.place]
+        where = tuple(
+            jnp.clip(p.start, 0, p.extent - 1)
+            if p.dim is None
+            # A traced start: jax refuses a known one that reaches outside, masked or not.
+            else pl.ds(jnp.asarray(p.start, jnp.int32), p.size)
+            for p in ref.parts
+        )
+        return array.at[where or (0,)]
+
+
+def mask_of(parts: Sequence[Part]) -> Any:
     """Which elements of a tile lie inside; None where all surely do."""
     shape = tuple(p.size for p in parts if p.dim is not None)
     found: Any = None
     axis = 0
     for part in parts:
-        place = jnp.asarray(part.start, jnp.int32)
-        if part.dim is not None:
-            place = place + lax.iota(jnp.int32, part.size)
         if part.ragged:
-            end = jnp.minimum(part.end, part.extent)
-            inside = (place >= 0) & (place < end)
-            axes = () if part.dim is None else (axis,)
-            inside = lax.broadcast_in_dim(inside, shape, axes)
+            place = jnp.asarray(part.start, jnp.int32)
+            if part.dim is None:
+                place = jnp.broadcast_to(place, shape)
+            else:  # in the shape of the tile: not every backend reshapes a mask
+                place = place + lax.broadcasted_iota(jnp.int32, shape, axis)
+            inside = (place >= 0) & (place < jnp.minimum(part.end, part.extent))
             found = inside if found is None else found & inside
         axis += part.dim is not None
     return found
 
 
 def run(
-    interpret: bool, name: str, call: Callable, operands: Sequence, results: Sequence
+    launch: Callable, name: str, call: Callable, operands: Sequence, results: Sequence
 ) -> list:
-    """The results of a kernel, as `plain.run` has them; so are its derivatives."""
-    counted, _ = plain.trace(name, call, operands, results)
-    counts = [h.count for h in counted.parallel]
-    launch = functools.partial(
-        _launch, interpret, name, call, operands, results, counts
-    )
+    """The results of a kernel, as `plain.run` has them; so are its derivatives.
 
-    kernel = jax.custom_jvp(lambda *arrays: launch(arrays))
+    Args:
+        launch: `(name, call, operands, results, engine, arrays) -> [array]`, where the
+            engine has traced the body once.
+        name, call, operands, results: as of `plain.run`.
+    """
+    engine, _ = plain.trace(name, call, operands, results)
+    kernel = jax.custom_jvp(
+        lambda *arrays: launch(name, call, operands, results, engine, arrays)
+    )
 
     def tangent(primals, tangents):
         def again(*arrays):
@@ -164,18 +173,20 @@ def run(
     return kernel(*(x for x, _ in operands))
 
 
-def _launch(interpret, name, call, operands, results, counts, arrays) -> list:
+def launch(interpret: bool, name, call, operands, results, engine, arrays) -> list:
+    """The results of a kernel."""
     from jax.experimental.pallas import triton as plt
 
+    counts = [h.count for h in engine.parallel]
     flat = [x.reshape(1) if x.ndim == 0 else x for x in arrays]
     shapes = [s for s, _ in results]
     outs = [jax.ShapeDtypeStruct(s.shape or (1,), s.dtype) for s in shapes]
 
     def body(*refs):
-        engine = Direct(refs[: len(flat)], refs[len(flat) :], counts)
-        views = plain.views_of(operands, results, engine)
+        inner = Direct(refs[: len(flat)], refs[len(flat) :], counts)
+        views = plain.views_of(operands, results, inner)
         with _edges.scope():
-            call(Nest(views, engine), *views)
+            call(Nest(views, inner), *views)
 
     found = pl.pallas_call(
         body,

@@ -58,6 +58,7 @@ class Plain:
         self.arrays, self.indices = arrays, indices
         self.parallel: list[Handle] = []
         self.stores: list[Store] = []
+        self.loads: list[tuple[int, tuple[Part, ...]]] = []
         self.depth = 0
 
     def parallel_handle(self, handle: Handle) -> Handle:
@@ -78,6 +79,7 @@ class Plain:
 
     def load(self, ref: TileRef) -> Any:
         x, parts = self.arrays[ref.view.place], ref.parts
+        self.loads.append((ref.view.place, parts))
         fill = fill_of(ref)
         pads = [
             (0, p.handle.count * p.size - p.extent if p.handle else 0) for p in parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,19 +14,26 @@ from jaxtile.primitives._define import REFERENCE
 INTERPRET = "interpret"
 
 
+# Pallas is imported by those who ask for it.
 def _direct(interpret: bool) -> Callable[..., list]:
-    # Pallas is imported by those who ask for it.
     def run(*args):
         from jaxtile.kernels import direct
 
-        return direct.run(interpret, *args)
+        return direct.run(functools.partial(direct.launch, interpret), *args)
 
     return run
+
+
+def _tpu(*args: Any) -> list:
+    from jaxtile.kernels import blocks, direct
+
+    return direct.run(blocks.launch, *args)
 
 
 _REALISATIONS: dict[str, Callable[..., list]] = {
     REFERENCE: plain.run,
     "triton": _direct(False),
+    "tpu": _tpu,
     INTERPRET: _direct(True),
 }
 
