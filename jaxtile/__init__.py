@@ -72,10 +72,10 @@ from jaxtile.exchange import segment_reduce as segment_reduce
 from jaxtile.exchange import take as take
 from jaxtile.explain import explain as explain
 from jaxtile.explain import supports as supports
-from jaxtile.kernel import Window as Window
-from jaxtile.kernel import kernel as kernel
-from jaxtile.kernel import tune as tune
-from jaxtile.kernel import view as view
+from jaxtile.kernels import Window as Window
+from jaxtile.kernels import kernel as kernel
+from jaxtile.kernels import tune as tune
+from jaxtile.kernels import view as view
 from jaxtile.laws import check_laws as check_laws
 from jaxtile.ordering import Ranked as Ranked
 from jaxtile.ordering import argsort as argsort

@@ -168,10 +168,7 @@ def trace_body(
     def run(*values):
         coordinate = domain.coordinate(list(values[:k]))
         out = body(coordinate, state.whole(values[k:]))
-        # x.at(c) of the last dim is a tile without dims: as a scalar state, its value.
-        bare = jax.tree.map(_bare, out, is_leaf=is_tile)
-        bare = bare if jax.tree.structure(bare) == state.tree else out
-        return bare, list(extra())
+        return bare(out, state), list(extra())
 
     index = jax.ShapeDtypeStruct((), np.int32)
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in state.leaves]
@@ -189,8 +186,14 @@ def trace_body(
     return closed
 
 
-def _bare(leaf: Any) -> Any:
-    return leaf.array if is_tile(leaf) and not leaf.dims else leaf
+def bare(out: Any, state: State) -> Any:
+    """What a body returned, with tiles without dims as the scalars that the state has."""
+
+    def plain(leaf):
+        return leaf.array if is_tile(leaf) and not leaf.dims else leaf
+
+    found = jax.tree.map(plain, out, is_leaf=is_tile)
+    return found if jax.tree.structure(found) == state.tree else out
 
 
 def _check_result(op: str, state: State, shapes: Sequence, out: Any) -> None:

@@ -23,23 +23,18 @@ class Edge(NamedTuple):
     Args:
         size: of the block.
         start: the coordinate of its first element along the axis.
-        extent: of the axis.
+        extent: where the coordinates of the block end, at most the size of the axis.
         ragged: some elements may lie outside of the axis.
     """
 
     size: int
     start: Any
-    extent: int
+    extent: Any
     ragged: bool
 
     def coordinates(self) -> Any:
         """The coordinate of each element."""
         return lax.iota(jnp.int32, self.size) + jnp.asarray(self.start, jnp.int32)
-
-    def inside(self) -> Any:
-        """Which elements lie inside of the axis."""
-        place = self.coordinates()
-        return (place >= 0) & (place < self.extent)
 
 
 _ACTIVE: contextvars.ContextVar[Mapping[Dim, Edge] | None] = contextvars.ContextVar(
@@ -76,7 +71,10 @@ def inside(dims: Any, axes: Any, shape: Any) -> Any:
         edge = of(dims[axis]) if dims is not None else None
         if edge is None or not edge.ragged or edge.size != shape[axis]:
             continue
-        mask = lax.broadcast_in_dim(edge.inside(), shape, (axis,))
+        # In the shape of the tile: not every backend reshapes a mask.
+        place = lax.broadcasted_iota(jnp.int32, tuple(shape), axis)
+        place = place + jnp.asarray(edge.start, jnp.int32)
+        mask = (place >= 0) & (place < edge.extent)
         found = mask if found is None else found & mask
     return found
 

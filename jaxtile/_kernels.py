@@ -11,7 +11,7 @@ from jaxtile import activations, catalogue, composite, elementwise, formats
 from jaxtile.casting import cast
 from jaxtile.contraction import mma
 from jaxtile.dims import Dim
-from jaxtile.kernel import kernel
+from jaxtile.kernels import Nest, kernel
 from jaxtile.recurrences import affine
 from jaxtile.reducers import Laws, Reducer
 from jaxtile.reduction import reduce, scan
@@ -31,7 +31,7 @@ def _wide(ref: Any) -> Any:
 
 
 @kernel(out=_same)
-def softmax(nest, x, y, *, block=_ROWS):
+def softmax(nest: Nest, x, y, *, block=_ROWS):
     rows, cols = nest.parallel(x.shape[0], block), Dim("cols")
     t = _wide(x.tile(rows, cols))
     e = elementwise.exp(t - reduce(t, cols, catalogue.maximum))
@@ -39,7 +39,7 @@ def softmax(nest, x, y, *, block=_ROWS):
 
 
 @kernel(out=_same)
-def layer_norm(nest, x, weight, bias, y, *, eps, block=_ROWS):
+def layer_norm(nest: Nest, x, weight, bias, y, *, eps, block=_ROWS):
     rows, cols = nest.parallel(x.shape[0], block), Dim("cols")
     t = _wide(x.tile(rows, cols))
     m = reduce(t, cols, composite.welford)
@@ -49,7 +49,7 @@ def layer_norm(nest, x, weight, bias, y, *, eps, block=_ROWS):
 
 
 @kernel(out=_same)
-def rms_norm(nest, x, weight, y, *, eps, block=_ROWS):
+def rms_norm(nest: Nest, x, weight, y, *, eps, block=_ROWS):
     rows, cols = nest.parallel(x.shape[0], block), Dim("cols")
     t = _wide(x.tile(rows, cols))
     mean = reduce(t * t, cols, catalogue.add) / x.shape[1]
@@ -58,7 +58,7 @@ def rms_norm(nest, x, weight, y, *, eps, block=_ROWS):
 
 
 @kernel(out=lambda x, w, labels: jax.ShapeDtypeStruct(labels.shape, jnp.float32))
-def cross_entropy(nest, x, w, labels, loss, *, block=512):
+def cross_entropy(nest: Nest, x, w, labels, loss, *, block=512):
     rows, depth = nest.parallel(x.shape[0], 128), Dim("depth")
     t, label = x.tile(rows, depth).load(), labels.tile(rows).load()
     low = nest.full(rows, -jnp.inf, jnp.float32)
@@ -98,7 +98,7 @@ online_softmax = Reducer(
 
 
 @kernel(out=lambda q, k, v, lengths: q)
-def attention(nest, q, k, v, lengths, y, *, causal, scale, block=128):
+def attention(nest: Nest, q, k, v, lengths, y, *, causal, scale, block=128):
     batch, heads = nest.parallel(q.shape[0]), nest.parallel(q.shape[1])
     group, rows = nest.parallel(q.shape[2]), nest.parallel(q.shape[3], block)
     depth, width = Dim("depth"), Dim("width")
@@ -129,7 +129,7 @@ def attention(nest, q, k, v, lengths, y, *, causal, scale, block=128):
 
 
 @kernel(out=_same)
-def recurrence(nest, x, decay, gate, rate, y, *, block=128, lanes=128):
+def recurrence(nest: Nest, x, decay, gate, rate, y, *, block=128, lanes=128):
     batch, lane = nest.parallel(x.shape[0]), nest.parallel(x.shape[2], lanes)
     slow = -8.0 * activations.softplus(_wide(rate.tile(lane)))
 
@@ -138,7 +138,8 @@ def recurrence(nest, x, decay, gate, rate, y, *, block=128, lanes=128):
         part = (batch, time, lane)
         log_a = slow * activations.sigmoid(_wide(decay.tile(*part)))
         drive = _wide(x.tile(*part)) * activations.sigmoid(_wide(gate.tile(*part)))
-        b = elementwise.sqrt(-elementwise.expm1(2.0 * log_a)) * drive
+        t = elementwise.tanh(log_a)  # 1 - exp(2 log_a) without cancellation
+        b = elementwise.sqrt(-2.0 * t / (1.0 - t)) * drive
         a = elementwise.exp(log_a)
         out, last = scan((a, b), time.dim, affine, init=(1.0, h), return_final=True)
         y.tile(*part).store(cast(out, y.dtype))
@@ -146,7 +147,7 @@ def recurrence(nest, x, decay, gate, rate, y, *, block=128, lanes=128):
 
 
 @kernel(out=lambda a, b, bias: jax.ShapeDtypeStruct((a.shape[0], b.shape[1]), a.dtype))
-def linear_gelu(nest, a, b, bias, y, *, block=128):
+def linear_gelu(nest: Nest, a, b, bias, y, *, block=128):
     m, n = nest.parallel(a.shape[0], block), nest.parallel(b.shape[1], block)
 
     @nest.pipeline(a.shape[1], block, init=nest.zeros((m, n), jnp.float32))

@@ -84,6 +84,7 @@ def propagate_nan(op: Callable) -> Callable:
     """A maximum or minimum that gives NaN where either operand is one."""
 
     def extreme(a, b):
+        a, b = jnp.broadcast_arrays(a, b)  # one may be a literal
         found = lax.select(b != b, b, op(a, b))
         return lax.select(a != a, a, found)
 

@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from jaxtile import _found
 from jaxtile.errors import ContractError, TileTypeError, TileValueError, message
-from jaxtile.kernel.api import Kernel
+from jaxtile.kernels.api import Kernel
 
 _CHOSEN: dict[Any, dict[str, Any]] = {}
 

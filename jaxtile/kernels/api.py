@@ -11,7 +11,7 @@ import jax
 from jaxtile._checks import as_array, function
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileTypeError, message
-from jaxtile.kernel import realisations
+from jaxtile.kernels import realisations
 from jaxtile.tile import Tile, tile
 
 
@@ -36,8 +36,10 @@ class Kernel:
 
         Args:
             *operands: arrays, tiles or numbers.
-            implementation: None and "reference" run it as plain jax; "triton", "tpu" or
-                "interpret" as a Pallas kernel, whose derivative is that of plain jax.
+            implementation: None and "reference" run it as plain jax, vectorised over the
+                parallel nests; "triton" as a Pallas kernel on CUDA, "interpret" as the
+                same kernel in Pallas' interpreter, "tpu" as one whose grid brings blocks.
+                Derivatives are those of plain jax.
             **config: the body's keyword arguments, such as block sizes.
 
         Returns:
@@ -51,15 +53,14 @@ class Kernel:
         given = [v if is_tile(v) else as_array(self.name, v) for v in operands]
         return self._jitted(name, _Config(config), *given)
 
-    def _call(self, implementation: str, config: _Config, *operands: Any) -> Any:
+    def _call(self, implementation: str | None, config: _Config, *operands: Any) -> Any:
         structs = [_struct_of(v) for v in operands]
         out = self.out(*structs) if callable(self.out) else self.out
         leaves, tree = jax.tree.flatten(out, is_leaf=is_tile)
         results = [self._result(v) for v in leaves]
         pairs = [(v.array, v.dims) if is_tile(v) else (v, None) for v in operands]
         call = functools.partial(self.body, **config.values)
-        realise = realisations.get(implementation)
-        arrays = realise(self.name, call, pairs, results)
+        arrays = realisations.run(implementation, self.name, call, pairs, results)
         found = [
             v if dims is None else Tile(v, dims)
             for v, (_, dims) in zip(arrays, results, strict=True)

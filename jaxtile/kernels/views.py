@@ -14,7 +14,7 @@ from jaxtile._join import distinct, spell
 from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
-from jaxtile.kernel.handles import Handle, Part, Window
+from jaxtile.kernels.handles import Handle, Part, Window
 from jaxtile.reducers import Reducer
 from jaxtile.tile import Tile
 
@@ -72,7 +72,8 @@ class View:
         distinct(f"{self.name}.tile", [p.dim for p in parts if p.dim is not None])
         for part in parts:
             if part.dim is not None and part.handle is None:
-                edge = _edges.Edge(part.size, part.start, part.extent, part.ragged)
+                end = jnp.minimum(part.end, part.extent) if part.ragged else part.extent
+                edge = _edges.Edge(part.size, part.start, end, part.ragged)
                 _edges.add(part.dim, edge)
         return TileRef(self, parts, _bounds(self, parts, bounds), self._engine)
 
@@ -92,17 +93,20 @@ class View:
         if isinstance(where, Handle):
             self._check_handle(axis, where)
             dim = None if where.block is None else where.dim
-            size = where.block or 1
-            return Part(dim, where.start, size, extent, where, where.ragged)
+            size = 1 if where.block is None else where.lanes
+            return Part(dim, where.start, size, extent, where.end, where, where.ragged)
+        lanes = self._engine.lanes
         if isinstance(where, Window):
-            known = isinstance(where.start, int)
-            fits = known and 0 <= where.start <= extent - where.size
-            return Part(where.dim, where.start, where.size, extent, None, not fits)
+            start, size = where.start, lanes(where.size)
+            end = start + where.size
+            fits = isinstance(start, int) and 0 <= start <= extent - size
+            return Part(where.dim, start, size, extent, end, None, not fits)
         if isinstance(where, Dim):
-            return Part(where, 0, extent, extent, None, False)
+            size = lanes(extent)
+            return Part(where, 0, size, extent, extent, None, size != extent)
         if is_index(where):
-            known = isinstance(where, int)
-            return Part(None, where, 1, extent, None, not known or where >= extent)
+            known = isinstance(where, int) and 0 <= where < extent
+            return Part(None, where, 1, extent, extent, None, not known)
         raise TileTypeError(
             message(
                 f"{self.name}.tile",

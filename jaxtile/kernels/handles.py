@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from jaxtile import _edges
 from jaxtile.dims import Dim
 
@@ -19,6 +21,7 @@ class Handle:
         block: the size of a block; None for single coordinates, which tiles lack.
         index: the number of the block.
         kind: "parallel", "serial" or "reduce".
+        lanes: how large a tile is along it: the block, or what the target rounds that to.
     """
 
     dim: Dim
@@ -26,6 +29,7 @@ class Handle:
     block: int | None
     index: Any
     kind: str
+    lanes: int = 1
 
     @property
     def count(self) -> int:
@@ -39,12 +43,20 @@ class Handle:
 
     @property
     def ragged(self) -> bool:
-        """The last block reaches beyond the axis."""
-        return self.block is not None and self.extent % self.block != 0
+        """Some of a tile's elements lie outside of the block."""
+        padded = self.extent % (self.block or 1) != 0 or self.lanes != (self.block or 1)
+        return self.block is not None and padded
+
+    @property
+    def end(self) -> Any:
+        """The first coordinate that is not the block's."""
+        if self.lanes == (self.block or 1):
+            return self.extent
+        return jnp.minimum(self.start + self.block, self.extent)
 
     def edge(self) -> _edges.Edge:
         """Its block, for ops along its dim."""
-        return _edges.Edge(self.block or 1, self.start, self.extent, self.ragged)
+        return _edges.Edge(self.lanes, self.start, self.end, self.ragged)
 
     def __repr__(self) -> str:
         return f"{self.kind} {self.dim!r}"
@@ -72,6 +84,7 @@ class Part(NamedTuple):
         start: its first coordinate.
         size: how many it has.
         extent: the size of the axis.
+        end: where its coordinates end, where that is not the end of the axis.
         handle: the nest that it comes from, or None.
         ragged: it may reach outside.
     """
@@ -80,10 +93,17 @@ class Part(NamedTuple):
     start: Any
     size: int
     extent: int
+    end: Any
     handle: Handle | None
     ragged: bool
 
     @property
     def whole(self) -> bool:
         """It is the axis, all of it."""
-        return self.handle is None and self.dim is not None and self.size == self.extent
+        named = self.handle is None and self.dim is not None
+        return (
+            named
+            and isinstance(self.start, int)
+            and self.start == 0
+            and (self.size >= self.extent and self.end == self.extent)
+        )

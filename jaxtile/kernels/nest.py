@@ -11,8 +11,8 @@ from jaxtile import _edges, regions
 from jaxtile._checks import function, integer
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, message
-from jaxtile.kernel.handles import Handle
-from jaxtile.policy import Kind, Policy, as_policy, unordered_tree
+from jaxtile.kernels.handles import Handle
+from jaxtile.policy import Policy, as_policy, unordered_tree
 from jaxtile.reducers import Reducer
 from jaxtile.tile import Tile
 
@@ -58,7 +58,9 @@ class Nest:
             )
         return self._engine.parallel_handle(self._handle("parallel", extent, block))
 
-    def serial(self, extent: int | Dim, block: int | None = None, *, init: Any = None):
+    def serial(
+        self, extent: int | Dim, block: int | None = None, *, init: Any = None
+    ) -> Callable[[Callable], Any]:
         """Fold over the blocks of an axis, first to last: a decorator as `jt.fold` is.
 
         Args:
@@ -98,7 +100,7 @@ class Nest:
         init: Any,
         policy: Policy | str = unordered_tree,
         contract: Reducer | None = None,
-    ):
+    ) -> Callable[[Callable[[Handle, Any], Any]], Any]:
         """`jt.fold` over the blocks of an axis, in the order of a policy.
 
         Args:
@@ -120,12 +122,12 @@ class Nest:
             def at_block(index, state):
                 return self._engine.inside(self._run, handle, index, body, state)
 
+            if not self._engine.vectorises:
+                return self._engine.fold(handle, order, at_block, init)
             fold = regions.fold(
                 handle.count, init=init, contract=contract, policy=order
             )
-            if order.kind in (Kind.LEFT, Kind.RIGHT) or self._engine.vectorises:
-                return fold(at_block)
-            return self._engine.tree(handle, order, fold, at_block, init)
+            return fold(at_block)
 
         return decorate
 
@@ -177,7 +179,8 @@ class Nest:
                     way_out="Answer for empty operands before the kernel.",
                 )
             )
-        return Handle(dim, extent, block, 0, kind)
+        lanes = 1 if block is None else self._engine.lanes(block)
+        return Handle(dim, extent, block, 0, kind, lanes)
 
     def zeros(self, dims: Any, dtype: Any) -> Tile:
         """A tile of zeros.
@@ -208,8 +211,8 @@ class Nest:
         Raises:
             TileTypeError: a dim whose size is not known here.
         """
-        many = dims if isinstance(dims, tuple | list) else (dims,)
-        named = tuple(d.dim if isinstance(d, Handle) else d for d in many)
+        many: Any = dims if isinstance(dims, tuple | list) else (dims,)
+        named: tuple[Dim, ...] = tuple(getattr(d, "dim", d) for d in many)
         shape = tuple(self._edge("nest.full", d).size for d in many)
         return Tile(jnp.full(shape, value, dtype), named)
 
@@ -233,7 +236,9 @@ class Nest:
             return dim.edge()
         edge = _edges.of(dim) if isinstance(dim, Dim) else None
         if edge is None and isinstance(dim, Dim) and dim in self._sizes:
-            edge = _edges.Edge(self._sizes[dim], 0, self._sizes[dim], False)
+            size = self._sizes[dim]
+            lanes = self._engine.lanes(size)
+            edge = _edges.Edge(lanes, 0, size, lanes != size)
         if edge is None:
             raise TileTypeError(
                 message(

@@ -16,9 +16,9 @@ from jaxtile._domain import Domain, as_state, trace_body
 from jaxtile._graph import graph_of
 from jaxtile._vectorise import Axis, at_once, at_one, constant_parts
 from jaxtile.errors import TileShapeError, TileTypeError, message
-from jaxtile.kernel.handles import Handle, Part
-from jaxtile.kernel.nest import Nest
-from jaxtile.kernel.views import TileRef, View
+from jaxtile.kernels.handles import Handle, Part
+from jaxtile.kernels.nest import Nest
+from jaxtile.kernels.views import TileRef, View
 from jaxtile.primitives._functions import attempt, require_pure
 
 _MOST_PARALLEL = 8
@@ -50,10 +50,15 @@ class Plain:
 
     vectorises = True
 
+    def lanes(self, size: int) -> int:
+        """How large a tile of so many coordinates is: as large."""
+        return size
+
     def __init__(self, arrays: Sequence, indices: Sequence):
         self.arrays, self.indices = arrays, indices
         self.parallel: list[Handle] = []
         self.stores: list[Store] = []
+        self.loads: list[tuple[int, tuple[Part, ...]]] = []
         self.depth = 0
 
     def parallel_handle(self, handle: Handle) -> Handle:
@@ -74,6 +79,7 @@ class Plain:
 
     def load(self, ref: TileRef) -> Any:
         x, parts = self.arrays[ref.view.place], ref.parts
+        self.loads.append((ref.view.place, parts))
         fill = fill_of(ref)
         pads = [
             (0, p.handle.count * p.size - p.extent if p.handle else 0) for p in parts

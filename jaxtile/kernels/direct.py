@@ -1,0 +1,199 @@
+"""A kernel as one Pallas kernel that loads and stores blocks of global memory.
+
+This is the form of Triton, and of Pallas' interpreter, which shows on any machine what
+the kernel computes. Tiles have sizes of powers of two there: the rest lies outside.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from jaxtile import _edges
+from jaxtile._domain import as_state, bare
+from jaxtile.errors import UnsupportedOnBackend, message
+from jaxtile.kernels import plain
+from jaxtile.kernels.handles import Handle, Part
+from jaxtile.kernels.nest import Nest
+from jaxtile.kernels.views import TileRef
+from jaxtile.policy import Kind, Policy, Transform
+
+
+class Loops:
+    """Loops of a Pallas kernel's instance, one block after the other."""
+
+    vectorises = False
+
+    def __init__(self):
+        self.depth = 0
+
+    def check_store(self, op: str, ref: TileRef) -> None:
+        """Nothing: the trace that counted the instances has checked it."""
+
+    def inside(self, fn: Callable, *args: Any) -> Any:
+        """`fn`: the trace that counted the instances has refused stores in it."""
+        return fn(*args)
+
+    def loop(self, op: str, handle: Handle, run: Callable, body: Callable, init: Any):
+        return self._chain(op, handle.count, functools.partial(run, handle), body, init)
+
+    def fold(self, handle: Handle, order: Policy, body: Callable, init: Any) -> Any:
+        if order.kind not in (Kind.LEFT, Kind.RIGHT):
+            if not order.permits(Transform.REGROUP):
+                raise UnsupportedOnBackend(
+                    message(
+                        "nest.reduce",
+                        expected="a policy that a loop over blocks keeps",
+                        got=f"policy={order}",
+                        way_out='Use "fold_left", or implementation="reference".',
+                    )
+                )
+        right = order.kind is Kind.RIGHT
+
+        def run(index, fn, state):
+            return fn(handle.count - 1 - index if right else index, state)
+
+        return self._chain("nest.reduce", handle.count, run, body, init)
+
+    def _chain(self, op: str, count: int, run: Callable, body: Callable, init: Any):
+        state = as_state(op, init)
+
+        def step(index, leaves):
+            out = run(index, body, state.whole(leaves))
+            return jax.tree.leaves(bare(out, state))
+
+        self.depth += 1
+        last = lax.fori_loop(0, count, step, state.leaves)
+        self.depth -= 1
+        return state.whole(last)
+
+
+class Direct(Loops):
+    """Loads, stores and loops of one instance, on references to whole arrays.
+
+    Args:
+        operands, results: references.
+        counts: how many instances there are along each parallel nest.
+    """
+
+    def __init__(self, operands: Sequence, results: Sequence, counts: Sequence[int]):
+        super().__init__()
+        self._refs = {"operand": operands, "result": results}
+        self._counts, self._made = counts, 0
+
+    def lanes(self, size: int) -> int:
+        """How large a tile of so many coordinates is."""
+        return 1 << (size - 1).bit_length()
+
+    def parallel_handle(self, handle: Handle) -> Handle:
+        later = self._counts[self._made + 1 :]
+        place = pl.program_id(0) // math.prod(later)
+        handle.index = place % self._counts[self._made] if self._made else place
+        self._made += 1
+        if handle.block is not None:
+            _edges.add(handle.dim, handle.edge())
+        return handle
+
+    def load(self, ref: TileRef) -> Any:
+        from jax.experimental.pallas import triton as plt
+
+        view, mask = self._at(ref), mask_of(ref.parts)
+        if mask is None:
+            return plt.load(view)
+        other = jnp.full(mask.shape, plain.fill_of(ref))
+        if not ref.shape:
+            return jnp.where(mask, plt.load(view), other)
+        return plt.load(view, mask=mask, other=other)
+
+    def store(self, ref: TileRef, value: Any) -> None:
+        from jax.experimental.pallas import triton as plt
+
+        plt.store(self._at(ref), value, mask=mask_of(ref.parts))
+
+    def _at(self, ref: TileRef) -> Any:
+        array = self._refs[ref.view.role][ref.view.place]
+        where = tuple(
+            jnp.clip(p.start, 0, p.extent - 1)
+            if p.dim is None
+            # A traced start: jax refuses a known one that reaches outside, masked or not.
+            else pl.ds(jnp.asarray(p.start, jnp.int32), p.size)
+            for p in ref.parts
+        )
+        return array.at[where or (0,)]
+
+
+def mask_of(parts: Sequence[Part]) -> Any:
+    """Which elements of a tile lie inside; None where all surely do."""
+    shape = tuple(p.size for p in parts if p.dim is not None)
+    found: Any = None
+    axis = 0
+    for part in parts:
+        if part.ragged:
+            place = jnp.asarray(part.start, jnp.int32)
+            if part.dim is None:
+                place = jnp.broadcast_to(place, shape)
+            else:  # in the shape of the tile: not every backend reshapes a mask
+                place = place + lax.broadcasted_iota(jnp.int32, shape, axis)
+            inside = (place >= 0) & (place < jnp.minimum(part.end, part.extent))
+            found = inside if found is None else found & inside
+        axis += part.dim is not None
+    return found
+
+
+def run(
+    launch: Callable, name: str, call: Callable, operands: Sequence, results: Sequence
+) -> list:
+    """The results of a kernel, as `plain.run` has them; so are its derivatives.
+
+    Args:
+        launch: `(name, call, operands, results, engine, arrays) -> [array]`, where the
+            engine has traced the body once.
+        name, call, operands, results: as of `plain.run`.
+    """
+    engine, _ = plain.trace(name, call, operands, results)
+    kernel = jax.custom_jvp(
+        lambda *arrays: launch(name, call, operands, results, engine, arrays)
+    )
+
+    def tangent(primals, tangents):
+        def again(*arrays):
+            pairs = zip(arrays, operands, strict=True)
+            return plain.run(name, call, [(x, d) for x, (_, d) in pairs], results)
+
+        return kernel(*primals), jax.jvp(again, primals, tangents)[1]
+
+    kernel.defjvp(tangent)
+    return kernel(*(x for x, _ in operands))
+
+
+def launch(interpret: bool, name, call, operands, results, engine, arrays) -> list:
+    """The results of a kernel."""
+    from jax.experimental.pallas import triton as plt
+
+    counts = [h.count for h in engine.parallel]
+    flat = [x.reshape(1) if x.ndim == 0 else x for x in arrays]
+    shapes = [s for s, _ in results]
+    outs = [jax.ShapeDtypeStruct(s.shape or (1,), s.dtype) for s in shapes]
+
+    def body(*refs):
+        inner = Direct(refs[: len(flat)], refs[len(flat) :], counts)
+        views = plain.views_of(operands, results, inner)
+        with _edges.scope():
+            call(Nest(views, inner), *views)
+
+    found = pl.pallas_call(
+        body,
+        grid=(math.prod(counts),),
+        out_shape=outs,
+        compiler_params=plt.CompilerParams(),
+        interpret=interpret,
+        name=name,
+    )(*flat)
+    return [v.reshape(s.shape) for v, s in zip(found, shapes, strict=True)]

@@ -1,0 +1,223 @@
+"""Kernels as Pallas kernels: interpreted against plain jax, and lowered for Triton."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+import jaxtile as jt
+import targets
+from folds import same_derivatives
+from jaxtile import _kernels
+from jaxtile.errors import TileValueError, UnsupportedOnBackend
+
+RNG = np.random.default_rng(17)
+
+
+def _f32(*shape):
+    return jnp.asarray(RNG.standard_normal(shape), jnp.float32)
+
+
+def _words(*shape, top):
+    return jnp.asarray(RNG.integers(0, top, shape), jnp.int32)
+
+
+CALLS = {
+    "softmax": (_kernels.softmax, lambda: (_f32(13, 51),), {}),
+    "layer_norm": (
+        _kernels.layer_norm,
+        lambda: (_f32(9, 20), _f32(20), _f32(20)),
+        {"eps": 1e-5},
+    ),
+    "rms_norm": (_kernels.rms_norm, lambda: (_f32(9, 20), _f32(20)), {"eps": 1e-5}),
+    "cross_entropy": (
+        _kernels.cross_entropy,
+        lambda: (_f32(130, 16), _f32(16, 70), _words(130, top=70)),
+        {"block": 32},
+    ),
+    "attention": (
+        _kernels.attention,
+        lambda: (
+            _f32(2, 1, 2, 20, 16),
+            _f32(2, 1, 23, 16),
+            _f32(2, 1, 23, 16),
+            jnp.array([23, 9], jnp.int32),
+        ),
+        {"block": 16, "causal": True, "scale": 0.3},
+    ),
+    "recurrence": (
+        _kernels.recurrence,
+        lambda: (_f32(2, 21, 6), _f32(2, 21, 6), _f32(2, 21, 6), _f32(6)),
+        {"block": 8, "lanes": 4},
+    ),
+    "linear_gelu": (
+        _kernels.linear_gelu,
+        lambda: (_f32(20, 40), _f32(40, 19), _f32(19)),
+        {"block": 16},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_interpreted_kernels_agree_with_plain_jax(name):
+    kernel, make, config = CALLS[name]
+    args = make()
+    want = kernel(*args, **config)
+    got = kernel(*args, implementation="interpret", **config)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_lower_for_triton(name):
+    kernel, make, config = CALLS[name]
+    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in make()]
+    with targets.mesh("NVIDIA H200", 132, "gpu"):
+        text = targets.lowered(
+            lambda *v: kernel(*v, implementation="triton", **config), shapes, "cuda"
+        ).as_text()
+    assert "triton" in text
+
+
+_TPU = {
+    "softmax": (CALLS["softmax"][0], lambda: (_f32(60, 256),), {}),
+    "layer_norm": (
+        _kernels.layer_norm,
+        lambda: (_f32(12, 128), _f32(128), _f32(128)),
+        {"eps": 1e-5},
+    ),
+    "cross_entropy": (
+        _kernels.cross_entropy,
+        lambda: (_f32(200, 64), _f32(64, 1000), _words(200, top=1000)),
+        {},
+    ),
+    "attention": (
+        _kernels.attention,
+        lambda: (
+            _f32(2, 2, 3, 256, 128),
+            _f32(2, 2, 200, 128),
+            _f32(2, 2, 200, 128),
+            jnp.array([200, 130], jnp.int32),
+        ),
+        {"causal": True, "scale": 0.1},
+    ),
+    "recurrence": (
+        _kernels.recurrence,
+        lambda: (_f32(2, 200, 256), _f32(2, 200, 256), _f32(2, 200, 256), _f32(256)),
+        {},
+    ),
+    "linear_gelu": (
+        _kernels.linear_gelu,
+        lambda: (_f32(200, 200), _f32(200, 256), _f32(256)),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _TPU)
+def test_blocks_of_a_grid_agree_with_plain_jax(name, monkeypatch):
+    """The TPU form, interpreted: what lies outside of a block is NaN there."""
+    kernel, make, config = _TPU[name]
+    args = make()
+    want = kernel(*args, **config)
+    interpreted = functools.partial(pl.pallas_call, interpret=True)
+    monkeypatch.setattr("jaxtile.kernels.blocks.pl.pallas_call", interpreted)
+    got = jax.jit(lambda *v: kernel(*v, implementation="tpu", **config))(*args)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@targets.needs_libtpu
+@pytest.mark.parametrize("name", _TPU)
+def test_kernels_compile_for_tpu(name):
+    kernel, make, config = _TPU[name]
+    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in make()]
+    call = lambda *v: kernel(*v, implementation="tpu", **config)  # noqa: E731
+    for chip in ("v5e", "tpu7x") if name in ("softmax", "attention") else ("v6e",):
+        targets.compile_array_for_tpu(call, *shapes, chip=chip)
+
+
+def test_blocks_that_a_tpu_does_not_take():
+    with pytest.raises(
+        UnsupportedOnBackend, match="a multiple of 8 there.*blocks of 3"
+    ):
+        _kernels.softmax(_f32(60, 256), block=3, implementation="tpu")
+    with pytest.raises(UnsupportedOnBackend, match="a window, or a traced coordinate"):
+        turned(_f32(7, 21), implementation="tpu")
+
+
+@jt.kernel(out=lambda x: jax.ShapeDtypeStruct((x.shape[1], x.shape[0]), x.dtype))
+def turned(nest, x, y, *, block=8):
+    i = nest.parallel(x.shape[0])
+    c = nest.parallel(x.shape[1], block)
+    t = x.tile(jt.Window(i.index, jt.Dim("w"), 3), c, bounds=jt.minimum).load()
+    y.tile(c, i).store(jt.reduce(t, t.dim(0), jt.minimum))
+
+
+def test_windows_points_and_blocks_that_are_no_power_of_two():
+    x = _f32(7, 21)
+    want = np.stack([np.asarray(x)[i : i + 3].min(0) for i in range(7)], 1)
+    for block in (8, 5, 21):
+        for name in ("reference", "interpret"):
+            got = turned(x, block=block, implementation=name)
+            np.testing.assert_array_equal(got, want)
+
+
+def test_derivatives_and_batches_of_a_pallas_kernel():
+    def call(x):
+        return _kernels.softmax(x, implementation="interpret")
+
+    x = _f32(5, 6)
+    same_derivatives(call, jax.nn.softmax, x, order=1, rtol=1e-4, atol=1e-6)
+    got = jax.vmap(call)(jnp.stack([x, 2 * x]))
+    np.testing.assert_allclose(got[1], jax.nn.softmax(2 * x), rtol=1e-5)
+
+
+def _fold(nest, x, y, *, policy):
+    r = nest.parallel(x.shape[0], 4)
+
+    @nest.reduce(x.shape[1], init=nest.zeros(r, jnp.float32), policy=policy)
+    def out(k, s):
+        return x.tile(r, k).load() - s
+
+    y.tile(r).store(out)
+
+
+def test_folds_keep_their_order_in_a_kernel():
+    run = jt.kernel(out=lambda x: jax.ShapeDtypeStruct(x.shape[:1], x.dtype))(_fold)
+    x = _f32(6, 5)
+    for policy in ("fold_left", "fold_right"):
+        want = np.zeros(6, np.float32)
+        for j in range(5) if policy == "fold_left" else range(4, -1, -1):
+            want = np.asarray(x)[:, j] - want
+        for name in ("reference", "interpret"):
+            got = run(x, policy=policy, implementation=name)
+            np.testing.assert_array_equal(got, want)
+
+    @jt.kernel(out=lambda x: jax.ShapeDtypeStruct(x.shape[:1], x.dtype))
+    def fixed(nest, x, y):
+        r = nest.parallel(x.shape[0], 4)
+        start = nest.zeros(r, jnp.float32)
+
+        @nest.reduce(x.shape[1], init=start, policy="fixed_tree")
+        def total(k, s):
+            return s + x.tile(r, k).load()
+
+        y.tile(r).store(total)
+
+    fixed(x)
+    with pytest.raises(UnsupportedOnBackend, match="a loop over blocks keeps; got pol"):
+        fixed(x, implementation="interpret")
+
+
+def test_what_runs_it():
+    x = _f32(5, 6)
+    (place,) = {e.place for e in jt.explain(_kernels.softmax)(x)}
+    assert place == "array"
+    with jt.use_implementation("reference"):
+        assert {e.implementation for e in jt.explain(jt.nn.softmax)(x)} == {"reference"}
+    report = jt.explain(lambda x: _kernels.softmax(x, implementation="interpret"))(x)
+    assert {e.place for e in report} == {"in kernel: interpret"}
+    with pytest.raises(TileValueError, match="implementation in .*got 'mosaic_gpu'"):
+        _kernels.softmax(x, implementation="mosaic_gpu")
