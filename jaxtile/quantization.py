@@ -81,7 +81,7 @@ def quantize(
         >>> print(jt.decode(jt.quantize(x, "float8_e4m3fn")))
         [  3.25 448.   448.  ]
         >>> print(jt.quantize(x, "e4m3fn", overflow="nan", out_dtype=jnp.float32))
-        [  3.25 448.     nan]
+        [  3.25 448.      nan]
     """
     op = "quantize"
     target = target_format(op, format)

@@ -13,11 +13,12 @@ Bits move, and nothing is computed. It has no derivative.
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxtile import formats
 from jaxtile.errors import TileShapeError, TileTypeError, message
-from jaxtile.primitives import _codes
 from jaxtile.primitives._define import Out, define, zero_tangent
 
 ORDERS = ("low_first", "high_first")
@@ -46,10 +47,11 @@ def _reference(x, *, axis, order, pairing, platform=""):
     half = half_axis(axis, pairing)
     pairs = [x.shape[axis] // 2]
     pairs.insert(half - axis, 2)
-    split = _codes.code_of(x).reshape(*x.shape[:axis], *pairs, *x.shape[axis + 1 :])
+    nibbles = lax.bitcast_convert_type(x, jnp.uint4).astype(np.uint8)
+    split = nibbles.reshape(*x.shape[:axis], *pairs, *x.shape[axis + 1 :])
     first, second = (split.take(i, axis=half) for i in (0, 1))
     low, high = (first, second) if order == "low_first" else (second, first)
-    return [(low | (high << np.uint32(4))).astype(np.uint8)]
+    return [low | (high << np.uint8(4))]
 
 
 def _abstract(x, *, axis, order, pairing):
