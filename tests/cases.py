@@ -319,4 +319,28 @@ ORDER = [
     ),
 ]
 
-CASES = REDUCE + SCAN + MMA + EXCHANGE + ORDER
+
+def _values(name, **params):
+    return lambda x: jt.quantize(x, name, out_dtype=jnp.float32, **params)
+
+
+def _blocks(x):
+    q = jt.quantize_blocks(x, "float8_e4m3fn", (1, None), scale_format="float32")
+    return q.scales, jt.decode_blocks(*q)
+
+
+def _scaled(x, s):
+    named = dict(scales=s[..., None], out_dtype=jnp.float32)
+    return jt.quantize_blocks(x, "float4_e2m1fn", (1, None), **named)
+
+
+# Straight-through derivatives are no limits of differences: other tests have them.
+FORMATS = [
+    Case("quantize-values", _values("float8_e5m2", rounding="up"), (_X,), grads=0),
+    Case("quantize-codes", lambda x: jt.quantize(x, "int8"), (_X,), grads=0),
+    Case("quantize-integers", _values("float8_e4m3fnuz"), (_INTEGER,), grads=0),
+    Case("quantize-blocks", _blocks, (_X,), grads=0),
+    Case("quantize-scaled", _scaled, (_X, Arg("s", (_ROWS,), "positive")), grads=0),
+]
+
+CASES = REDUCE + SCAN + MMA + EXCHANGE + ORDER + FORMATS
