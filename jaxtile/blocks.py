@@ -117,7 +117,7 @@ def quantize_blocks(
         scales = _scales(array, extents, target, scale_format, scale_rounding)
     else:
         scales = _given(op, scales, grid)
-    operands = [array, _spread(scales, extents)]
+    operands = [array, scales]
     if bits is not None:
         bits = by_dims(op, "bits", bits, dims) if is_tile(bits) else bits
         operands.append(random_bits(op, bits, shape))
@@ -162,8 +162,7 @@ def decode_blocks(codes: Any, scales: Any, *, dtype: Any = jnp.float32) -> Any:
         (codes.array, codes.dims) if is_tile(codes) else (as_array(op, codes), None)
     )
     scales = as_array(op, scales.array if is_tile(scales) else scales)
-    spread = _spread(scales, _read_off(array.shape, scales.shape))
-    (out,) = bind_decode(array, spread, dtype=dtype)
+    (out,) = bind_decode(array, scales, dtype=dtype)
     return out if dims is None else Tile(out, dims)
 
 
@@ -234,31 +233,6 @@ def _given(op: str, scales: Any, grid: tuple) -> jax.Array:
                 way_out=_BLOCK,
             )
         ) from None
-
-
-def _read_off(shape: tuple, grid: tuple) -> tuple[int, ...]:
-    """The extents of the blocks that fill every axis."""
-    pairs = list(zip(shape, grid, strict=False))
-    if len(shape) != len(grid) or any(n % g if g else n for n, g in pairs):
-        raise TileShapeError(
-            message(
-                "decode_blocks",
-                expected=f"scales of sizes that divide {shape}",
-                got=str(grid),
-                way_out="Pass the scales that quantize_blocks gave.",
-            )
-        )
-    return tuple(n // g if g else 1 for n, g in pairs)
-
-
-def _spread(scales: jax.Array, extents: tuple) -> jax.Array:
-    """The scale of every element."""
-    for axis, extent in enumerate(extents):
-        if extent > 1:
-            scales = jnp.repeat(scales, extent, axis)
-        elif extent == 0:
-            scales = lax.slice_in_dim(scales, 0, 0, axis=axis)
-    return scales
 
 
 def _scales(x, extents, target, scale_format, scale_rounding) -> jax.Array:

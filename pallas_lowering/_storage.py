@@ -36,13 +36,20 @@ def define_storage(backend: Backend, traits: Traits, codes: Sequence[str]) -> No
         storage = aval.dtype.name in TARGETS
         return (refuse_code if storage else traits.format)(aval.dtype)
 
+    def refuse_grid(avals: Any) -> str | None:
+        if all(v.shape == avals[0].shape for v in avals):
+            return None
+        return "it spreads no scales over blocks; broadcast them to x's shape first"
+
     def refuse_quantize(x, *rest, format, dtype, **params):
-        reasons = [traits.operand(x), *map(refuse_operand, rest)]
+        reasons = [traits.operand(x), refuse_grid((x, *rest))]
+        reasons += map(refuse_operand, rest)
         last = refuse_code(format) if dtype is None else traits.format(dtype)
         return next(filter(None, [*reasons, last]), None)
 
     def refuse_decode(*avals, dtype, exact):
-        reasons = [traits.shape(avals[0]), *map(refuse_operand, avals)]
+        reasons = [traits.shape(avals[0]), refuse_grid(avals)]
+        reasons += map(refuse_operand, avals)
         return next(filter(None, [*reasons, traits.format(dtype)]), None)
 
     @backend.traces(quantize_p, refuse_quantize)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxtile import formats
-from jaxtile.errors import TileTypeError, message
+from jaxtile.errors import TileShapeError, TileTypeError, message
 from jaxtile.formats import Category, Format
 from jaxtile.primitives._define import new_primitive
 
@@ -38,6 +40,51 @@ def check_scale(scale, op: str) -> None:
                 way_out="Cast the scales to float32.",
             )
         )
+
+
+def check_grid(x, scale, op: str) -> None:
+    """Refuse scales that are not one for each block of an array.
+
+    Raises:
+        TileShapeError: their sizes do not divide the array's.
+    """
+    pairs = list(zip(x.shape, scale.shape, strict=False))
+    fits = all(n % g == 0 if g else n == 0 for n, g in pairs)
+    if x.ndim != scale.ndim or not fits:
+        raise TileShapeError(
+            message(
+                op,
+                expected=f"scales of sizes that divide {x.shape}",
+                got=str(scale.shape),
+                way_out="Give one for each block, along every axis.",
+            )
+        )
+
+
+def spread(scale, shape):
+    """The scale of every element of a shape; linear in the scales."""
+    for axis, (n, g) in enumerate(zip(shape, scale.shape, strict=True)):
+        if n != g:
+            times = n // g
+            inner = (*scale.shape[: axis + 1], times, *scale.shape[axis + 1 :])
+            places = [d for d in range(scale.ndim + 1) if d != axis + 1]
+            wide = lax.broadcast_in_dim(scale, inner, places)
+            scale = wide.reshape(*scale.shape[:axis], n, *scale.shape[axis + 1 :])
+    return scale
+
+
+def batch_scaled(primitive, args, dims, has_scale: bool, /, **params):
+    """The batching rule of an elementwise primitive whose second operand may be scales."""
+    size = next(v.shape[d] for v, d in zip(args, dims, strict=True) if d is not None)
+    moved = []
+    for i, (v, d) in enumerate(zip(args, dims, strict=True)):
+        if d is not None:
+            moved.append(jnp.moveaxis(v, d, 0))
+        elif has_scale and i == 1 and size:
+            moved.append(lax.expand_dims(v, (0,)))  # one block of the whole batch
+        else:
+            moved.append(jnp.broadcast_to(v, (size, *v.shape)))
+    return primitive.bind(*moved, **params), [0]
 
 
 def holds(target: Format, source: Format) -> bool:
@@ -93,7 +140,7 @@ def bind_decode(x, scale, *, dtype, exact=True):
 
     Args:
         x: codes.
-        scale: None, or one scale for each code.
+        scale: None, or one scale for each block.
         dtype: of the values.
         exact: refuse a dtype that does not hold every code's value.
 

@@ -3,6 +3,8 @@ r"""decode: the value of a storage format's code, exactly; times a scale, rounde
     decode(x) = the number that the code x stands for
     decode(x, s) = the number nearest to x s, ties to even, from the exact product
 
+with s one scale for each block of x: its sizes divide those of x, axis by axis.
+
 NaN gives NaN, an infinity an infinity, negative zero negative zero.
 """
 
@@ -20,13 +22,16 @@ from jaxtile.primitives import _codes
 from jaxtile.primitives._define import Out, define, zero_tangent
 from jaxtile.primitives._storage import (
     TARGETS,
+    batch_scaled,
+    check_grid,
     check_scale,
     decode_p,
     nearest,
     require_exact,
+    spread,
 )
 from jaxtile.primitives.cast import cast_p, convert
-from jaxtile.primitives.map_linear import batch_aligned, has_tangent, one_shape
+from jaxtile.primitives.map_linear import has_tangent
 
 
 def values(x, scale, *, dtype):
@@ -57,7 +62,7 @@ def _floats(x):
 
 def reference(*operands, dtype, exact, platform=""):
     x, *scale = operands
-    return [values(x, scale[0] if scale else None, dtype=dtype)]
+    return [values(x, spread(scale[0], x.shape) if scale else None, dtype=dtype)]
 
 
 def _check_product(dtype):
@@ -86,8 +91,8 @@ def _abstract(*avals, dtype, exact):
         )
     for s in scale:
         check_scale(s, "decode_blocks")
+        check_grid(x, s, "decode_blocks")
         _check_product(dtype)
-    one_shape(avals, "decode")
     if exact and not scale:
         require_exact(source, dtype, "decode")
     return [Out(x.shape, np.dtype(dtype), tuple(range(x.ndim)))]
@@ -106,7 +111,7 @@ def _jvp(primals, tangents, *, dtype, exact):
         terms += decode_p.bind(dx, *scale, dtype=dtype, exact=exact)
     if ds and has_tangent(ds[0]) and ds[0].dtype == np.float32:
         v = _floats(x)
-        terms += cast_p.bind(lax.mul(v, ds[0]), dtype=dtype)
+        terms += cast_p.bind(lax.mul(v, spread(ds[0], x.shape)), dtype=dtype)
     if not terms:
         return [y], [zero_tangent(y)]
     return [y], [terms[0] if len(terms) == 1 else lax.add(*terms)]
@@ -128,7 +133,7 @@ def _transpose(cotangents, x, *scale, dtype, exact):
         )
     ct = cast_p.bind(ct, dtype=np.dtype(np.float32))[0]
     if scale:
-        ct = ct * _floats(scale[0])
+        ct = ct * spread(_floats(scale[0]), ct.shape)
     return [*nearest(ct, fmt.name), *(None for _ in scale)]
 
 
@@ -138,5 +143,7 @@ define(
     reference=reference,
     jvp=_jvp,
     transpose=_transpose,
-    batch=lambda args, dims, **params: batch_aligned(decode_p, args, dims, **params),
+    batch=lambda args, dims, **params: batch_scaled(
+        decode_p, args, dims, len(args) > 1, **params
+    ),
 )

@@ -3,6 +3,8 @@ r"""quantize: a number, or its quotient by a scale, rounded once to a storage fo
     quantize(x) = the code nearest to x, in the direction of `rounding`
     quantize(x, s) = the code nearest to x / s, exact before the one rounding
 
+with s one scale for each block of x: its sizes divide those of x, axis by axis.
+
 With `dtype` the result is decoded again and multiplied by s, rounded once more:
 
     decode(quantize(x, s)) * s
@@ -25,15 +27,18 @@ from jaxtile.errors import NoDerivativeError, TileTypeError, TileValueError, mes
 from jaxtile.primitives import _codes, decode
 from jaxtile.primitives._define import Out, define, zero_tangent
 from jaxtile.primitives._storage import (
+    batch_scaled,
     bind_decode,
+    check_grid,
     check_scale,
     nearest,
     overflows,
     quantize_p,
     require_exact,
+    spread,
 )
 from jaxtile.primitives.cast import cast_p, convert
-from jaxtile.primitives.map_linear import batch_aligned, has_tangent, one_shape
+from jaxtile.primitives.map_linear import has_tangent, one_shape
 
 
 def _parts(operands, scaled, random):
@@ -76,6 +81,7 @@ def reference(
     *operands, format, rounding, overflow, scaled, random, dtype, platform=""
 ):
     x, scale, bits = _parts(operands, scaled, random)
+    scale = None if scale is None else spread(scale, x.shape)
     y = codes(x, scale, bits, format=format, rounding=rounding, overflow=overflow)
     target = formats.format_of(format)
     if dtype is None:
@@ -99,7 +105,7 @@ def _abstract(*avals, format, rounding, overflow, scaled, random, dtype):
                 way_out="Draw them with jax.random.bits(key, x.shape).",
             )
         )
-    one_shape(avals, "quantize")
+    one_shape([x] if bits is None else [x, bits], "quantize")
     if dtype is not None:
         require_exact(target, dtype, "quantize")
     out = target.dtype if dtype is None else np.dtype(dtype)
@@ -130,6 +136,7 @@ def _check_modes(target, rounding, overflow, random):
 
 def _check_scale(x, scale):
     check_scale(scale, "quantize")
+    check_grid(x, scale, "quantize")
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TileTypeError(
             message(
@@ -190,6 +197,7 @@ def _tangent(primals, dx, ds, params):
     #     dv = (dx - q ds) / s inside, 0 outside;
     #     d(v s) = dx + (v - q) ds inside, v ds outside.
     x, scale, bits = _parts(primals, params["scaled"], params["random"])
+    scale = None if scale is None else spread(scale, x.shape)
     target = formats.format_of(params["format"])
     inside = _inside(x, scale, bits, target, params["rounding"])
     wide = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
@@ -207,7 +215,7 @@ def _tangent(primals, dx, ds, params):
         q = lax.div(convert(x, wide), s)
         inner = v - q if decoded else -q
         factor = jnp.where(inside, inner, v if decoded else jnp.zeros_like(v))
-        terms.append(factor * cast_p.bind(ds, dtype=wide)[0])
+        terms.append(factor * spread(cast_p.bind(ds, dtype=wide)[0], x.shape))
     total = terms[0] if len(terms) == 1 else lax.add(*terms)
     return total if decoded else lax.div(total, s)
 
@@ -236,5 +244,7 @@ define(
     reference=reference,
     jvp=_jvp,
     transpose=_transpose,
-    batch=lambda args, dims, **params: batch_aligned(quantize_p, args, dims, **params),
+    batch=lambda args, dims, **params: batch_scaled(
+        quantize_p, args, dims, params["scaled"], **params
+    ),
 )

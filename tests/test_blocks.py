@@ -217,6 +217,30 @@ def test_vmap_is_a_loop():
         )
 
 
+def test_vmap_over_either_operand():
+    x, s = _data((3, 4, 8)), np.exp(_data((3, 4, 2), 1) / 50).astype(F32)
+    f = lambda v, k: jt.quantize_blocks(v, "int8", 4, scales=k).codes  # noqa: E731
+    g = lambda c, k: jt.decode_blocks(c, k)  # noqa: E731
+    for axes in ((0, 0), (0, None), (None, 0)):
+        xs, ks = (v if a == 0 else v[0] for a, v in zip(axes, (x, s), strict=True))
+        got = jax.vmap(f, axes)(jnp.asarray(xs), ks)
+        back = jax.vmap(g, (0, axes[1]))(got, ks)
+        for i in range(3):
+            a, k = x[i if axes[0] == 0 else 0], s[i if axes[1] == 0 else 0]
+            np.testing.assert_array_equal(got[i], f(a, k))
+            np.testing.assert_array_equal(back[i], g(f(a, k), k))
+    none = jax.vmap(f, (0, None))(jnp.zeros((0, 4, 8)), s[0])
+    assert none.shape == (0, 4, 8)
+
+
+def test_explain_counts_scales_once_a_block():
+    x = jax.ShapeDtypeStruct((64, 128), "float32")
+    s = jax.ShapeDtypeStruct((64, 4), "float32")
+    call = lambda v, k: jt.quantize_blocks(v, "int8", 32, scales=k).codes  # noqa: E731
+    (entry,) = jt.explain(call)(x, s)
+    assert entry.bytes == 64 * (128 * 4 + 4 * 4 + 128)
+
+
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), ()])
 def test_empty_arrays_and_scalars(shape):
     q = jt.quantize_blocks(jnp.ones(shape), "float8_e4m3fn", (3,) * len(shape))

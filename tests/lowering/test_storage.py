@@ -56,6 +56,9 @@ def test_supports_says_what_no_kernel_takes(backend):
         if name not in HELD:
             assert f"hold no {name}; convert outside" in answer.reason
         assert jt.supports("quantize", backend, x, name, out_dtype=F32)
+    named = dict(scales=targets.spec((x.shape[0], 1)))
+    scaled = jt.supports("quantize_blocks", backend, x, "int8", (1, None), **named)
+    assert "broadcast them to x's shape first" in scaled.reason
     packed = jt.supports("pack", backend, targets.spec(x.shape, jnp.dtype("int4")))
     assert "no 4-bit elements; do it outside the kernel" in packed.reason
     half = jt.supports("quantize", "tpu", targets.spec(x.shape, "float16"), "int8")
