@@ -87,7 +87,7 @@ def key_of(
     """How an array is cut into blocks for a tile: the same for tiles that share them."""
 
     def cut(part: Part):
-        if part.handle in parallel:
+        if part.handle is not None and part.handle in parallel:
             return parallel.index(part.handle), part.handle.block
         if part.handle is not None or part.whole:
             count = part.handle.count * part.size if part.handle else part.size

@@ -212,9 +212,9 @@ class Nest:
             TileTypeError: a dim whose size is not known here.
         """
         many: Any = dims if isinstance(dims, tuple | list) else (dims,)
-        named: tuple[Dim, ...] = tuple(getattr(d, "dim", d) for d in many)
+        named: list[Any] = [getattr(d, "dim", d) for d in many]
         shape = tuple(self._edge("nest.full", d).size for d in many)
-        return Tile(jnp.full(shape, value, dtype), named)
+        return Tile(jnp.full(shape, value, dtype), tuple(named))
 
     def coordinates(self, dim: Handle | Dim) -> Tile:
         """The coordinates along the axis that a tile's elements have.
@@ -229,7 +229,8 @@ class Nest:
             TileTypeError: a dim whose size is not known here.
         """
         edge = self._edge("nest.coordinates", dim)
-        return Tile(edge.coordinates(), (getattr(dim, "dim", dim),))
+        named: Any = getattr(dim, "dim", dim)
+        return Tile(edge.coordinates(), (named,))
 
     def _edge(self, op: str, dim: Any) -> _edges.Edge:
         if isinstance(dim, Handle) and dim.block is not None:
