@@ -29,6 +29,9 @@ _SLOTS = 2
 _MEMORY_REGISTERS = 40
 _ROWS = 64
 _WGMMA = plgpu.Layout.WGMMA
+# Before jax 0.11 one is private, and the other has more arguments.
+_Accumulator: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
+_load: Any = plgpu.load
 
 
 @dataclass(frozen=True)
@@ -230,7 +233,7 @@ class _Kernel:
                 multiply(part, left, right)
                 return part[...]
 
-            part = pl.run_scoped(fresh, plgpu.ACC(plan.tile, jnp.float32))
+            part = pl.run_scoped(fresh, _Accumulator(plan.tile, jnp.float32))
             if product.first_high:
                 high = index[0] == product.first_high * self.k_blocks
                 acc = lax.cond(high, _finite, lambda v: v, acc)
@@ -246,7 +249,7 @@ class _Kernel:
                 evaluate(acc)
                 strips.write(acc[...])
 
-            pl.run_scoped(whole, plgpu.ACC(plan.tile, jnp.float32))
+            pl.run_scoped(whole, _Accumulator(plan.tile, jnp.float32))
 
         self._pipeline(step, context, where)(a, b, allocations=allocations)
 
@@ -292,7 +295,7 @@ class _Strips:
             plgpu.wait_smem_to_gmem(_SLOTS - 1, wait_read_only=True)
             if self.seed is not None:
                 plgpu.barrier_wait(self.arrived.at[self.group * _SLOTS + slot])
-                given.append(plgpu.load(self.seeds.at[self.group, slot], layout=_WGMMA))
+                given.append(_load(self.seeds.at[self.group, slot], layout=_WGMMA))
             self.shown[self.group, slot] = self._finished(given)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(
