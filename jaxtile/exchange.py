@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax import lax
 
+from jaxtile import backends
 from jaxtile._arguments import axis_of, out_dtypes, parts, retile, seed_of
 from jaxtile._checks import flag
 from jaxtile._exchange import (
@@ -35,6 +36,7 @@ def gather(
     fill: Any = None,
     *,
     batch: int | Sequence[int] | str = (),
+    implementation: str | None = None,
 ) -> Any:
     """Elements along an axis, picked by an index: a copy of their bits.
 
@@ -53,6 +55,8 @@ def gather(
             that broadcasts to the result. None is the value whose bits are all zero.
         batch: the axes of arrays that x and index share, or "all" for all but `axis`. In
             the index those before `axis` lead, those after it end its shape.
+        implementation: None picks when the call is lowered; "reference", "triton",
+            "mosaic_gpu" or "tpu" insists.
 
     Returns:
         An array of x's dtype with the index's own axes in the place of `axis`, or a `Tile`.
@@ -61,6 +65,7 @@ def gather(
         TileTypeError: an operand that is no array, tile or number; an index that is not of
             integers; a fill that x's format does not hold.
         TileShapeError: no such axis or dim; shared axes of different sizes.
+        UnsupportedOnBackend: the implementation that was asked for refuses.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -72,7 +77,7 @@ def gather(
         [[3]
          [4]]
     """
-    return _gather("gather", x, index, axis, fill, batch)
+    return _gather("gather", x, index, axis, fill, batch, implementation)
 
 
 def take(x: Any, index: Any, axis: int | Dim, fill: Any = None) -> Any:
@@ -102,10 +107,10 @@ def take(x: Any, index: Any, axis: int | Dim, fill: Any = None) -> Any:
          [-1 -1]]
     """
     require_free("take", x, index, axis)
-    return _gather("take", x, index, axis, fill, ())
+    return _gather("take", x, index, axis, fill, (), None)
 
 
-def _gather(op, x, index, axis, fill, batch):
+def _gather(op, x, index, axis, fill, batch, implementation):
     array, dims = whole(op, x)
     place = axis_of(op, axis, array.ndim, dims)
     index, shared, own = placed_index(op, index, place, array, dims, batch)
@@ -115,7 +120,8 @@ def _gather(op, x, index, axis, fill, batch):
     out = None if dims is None else (*dims[:place], *own, *dims[place + 1 :])
     fill = fill_of(op, fill, array.dtype, tuple(shape), out)
     array, index, fill = align_varying([array, index, fill])
-    found = bind_gather(array, index, fill, place, shared)
+    how = backends.asked(op, implementation)
+    found = bind_gather(array, index, fill, place, shared, how)
     return retile(jax.tree.structure(0), [found], out)
 
 

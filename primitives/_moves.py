@@ -25,9 +25,18 @@ gather_p = new_primitive("tile_gather")
 scatter_p = new_primitive("tile_scatter")
 
 
-def bind_gather(x: Any, index: Any, fill: Any, axis: int, batch: Sequence[int]) -> Any:
+def bind_gather(
+    x: Any,
+    index: Any,
+    fill: Any,
+    axis: int,
+    batch: Sequence[int],
+    implementation: str | None = None,
+) -> Any:
     """Bind `gather_p`."""
-    return gather_p.bind(x, index, fill, axis=axis, batch=tuple(batch))[0]
+    return gather_p.bind(
+        x, index, fill, axis=axis, batch=tuple(batch), implementation=implementation
+    )[0]
 
 
 def bind_scatter(

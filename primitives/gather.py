@@ -17,6 +17,7 @@ from jax import lax
 from jax.interpreters import ad
 
 from jaxtile.errors import TileShapeError, TileTypeError, message
+from jaxtile.primitives._bind import of_tangent
 from jaxtile.primitives._bits import from_bits, inside, place_dtype, to_bits
 from jaxtile.primitives._define import Out, define, zero_tangent
 from jaxtile.primitives._moves import (
@@ -113,17 +114,19 @@ def _reference(x, index, fill, *, axis, batch, platform=""):
 # where its element came from, and what came from outside to the fill.
 
 
-def _jvp(primals, tangents, *, axis, batch):
+def _jvp(primals, tangents, *, axis, batch, implementation):
     x, index, fill = primals
     dx, _, dfill = tangents
-    y = bind_gather(x, index, fill, axis, batch)
+    y = bind_gather(x, index, fill, axis, batch, implementation)
     if not is_float(x.dtype) or (is_zero(dx) and is_zero(dfill)):
         return [y], [zero_tangent(y)]
     dx, dfill = float_tangent(x, dx), float_tangent(fill, dfill)
-    return [y], [bind_gather(dx, index, dfill, axis, batch)]
+    how = of_tangent(implementation)
+    return [y], [bind_gather(dx, index, dfill, axis, batch, how)]
 
 
-def _transpose(cotangents, x, index, fill, *, axis, batch):
+def _transpose(cotangents, x, index, fill, *, axis, batch, implementation):
+    del implementation
     (ct,) = cotangents
     undefined = [ad.is_undefined_primal(v) for v in (x, fill)]
     if type(ct) is ad.Zero:
@@ -170,21 +173,31 @@ def _front(value, dim, size):
     return jnp.moveaxis(value, dim, 0)
 
 
-def _batch(args, dims, *, axis, batch):
+def _batch(args, dims, *, axis, batch, implementation):
     (x, index, fill), (dx, di, df) = args, dims
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     if dx is None and df is None and fill.ndim == 0:
         # One table for every index: the batch is one more dim of the index alone.
         head = before(axis, batch)
         index = jnp.moveaxis(index, di, head)
-        return [bind_gather(x, index, fill, axis, batch)], [axis]
+        return [bind_gather(x, index, fill, axis, batch, implementation)], [axis]
     x = _front(x, dx, size)
     if df is not None or fill.ndim:
         fill = _front(fill, df, size)
     shared = tuple(d + 1 for d in batch)
     if di is not None:
         index, shared = jnp.moveaxis(index, di, 0), (0, *shared)
-    return [bind_gather(x, index, fill, axis + 1, shared)], [0]
+    return [bind_gather(x, index, fill, axis + 1, shared, implementation)], [0]
+
+
+def _places(avals, whole, *, axis, batch):
+    """The dims of each operand as those of x; the index's own are nobody's."""
+    del whole
+    x, index, fill = avals
+    new = index.ndim - len(batch)
+    result = (*range(axis), *[-1] * new, *range(axis + 1, x.ndim))
+    mine = [result[place] for place in index_places(axis, batch, new)]
+    return [tuple(range(x.ndim)), tuple(mine), result[: fill.ndim]]
 
 
 define(
@@ -194,4 +207,6 @@ define(
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,
+    along=lambda *, axis, **_: (axis,),
+    places=_places,
 )

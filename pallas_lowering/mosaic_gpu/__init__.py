@@ -43,5 +43,6 @@ for _primitive in (sort_p, topk_p):
 from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import scan as scan  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import whole as whole  # noqa: E402
+from jaxtile.pallas_lowering.mosaic_gpu import whole_gather as whole_gather  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import whole_mma as whole_mma  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import whole_sort as whole_sort  # noqa: E402

@@ -17,13 +17,13 @@ from jaxtile.pallas_lowering.mosaic_gpu._plan import WARPS, Columns
 from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres, Reader, Stretch
 
 # What one asynchronous copy may take.
-_COPIES = (4, 8, 16)
+COPIES = (4, 8, 16)
 _THREADS = th.WARP * WARPS
 
 
 def serves(fibres: Fibres, vector: int) -> bool:
     """Whether every operand's neighbours are of a size that a copy takes."""
-    return all(v.dtype.itemsize * vector in _COPIES for v in fibres.operands)
+    return all(v.dtype.itemsize * vector in COPIES for v in fibres.operands)
 
 
 def bytes_each(fibres: Fibres) -> int:

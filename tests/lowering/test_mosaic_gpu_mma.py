@@ -43,7 +43,7 @@ def _lowered(fn, *specs):
         ("float32", {"policy": _PARTS}),
         ("float32", {"policy": _STRICT, "epilogue": jnp.tanh}),
     ],
-    ids=str,
+    ids="bf16 half promoted promoted64 e4m3fn e5m2 parts strict".split(),
 )
 @pytest.mark.parametrize("seeded", [False, True])
 def test_ragged_products_lower(dtype, params, seeded):
