@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import jaxtile as jt
+import targets
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -23,6 +24,9 @@ def report(monkeypatch):
     del sys.modules["report"]
 
 
+@pytest.mark.skipif(
+    targets.LINE < (0, 11), reason="some kernels need jax 0.11, as the table says"
+)
 def test_support_table_is_current(report):
     _, shown, _ = report.marked(README.read_text(), "support")
     assert shown.strip() == jt.support_table().strip(), REFILL
