@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxtile.dims import Dim
+from jaxtile.errors import TileShapeError, message
 
 
 class Edge(NamedTuple):
@@ -77,6 +78,24 @@ def inside(dims: Any, axes: Any, shape: Any) -> Any:
         mask = (place >= 0) & (place < edge.extent)
         found = mask if found is None else found & mask
     return found
+
+
+def require_whole(op: str, dims: Any, axes: Any, shape: Any) -> None:
+    """Refuse to order or move elements along a block whose end stands for nothing.
+
+    Raises:
+        TileShapeError: an axis of these is a ragged block.
+    """
+    for axis in axes:
+        if inside(dims, (axis,), shape) is not None:
+            raise TileShapeError(
+                message(
+                    op,
+                    expected=f"every element along {dims[axis]} to lie inside its axis",
+                    got=f"ragged blocks of {shape[axis]}",
+                    way_out="Take a block that divides the axis, or the whole axis.",
+                )
+            )
 
 
 def cleared(array: Any, dims: Any, along: Any) -> Any:

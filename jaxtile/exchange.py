@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxtile import backends
+from jaxtile import _edges, backends
 from jaxtile._arguments import axis_of, out_dtypes, parts, retile, seed_of
 from jaxtile._checks import flag
 from jaxtile._exchange import (
@@ -113,6 +113,7 @@ def take(x: Any, index: Any, axis: int | Dim, fill: Any = None) -> Any:
 def _gather(op, x, index, axis, fill, batch, implementation):
     array, dims = whole(op, x)
     place = axis_of(op, axis, array.ndim, dims)
+    _edges.require_whole(op, dims, (place,), array.shape)
     index, shared, own = placed_index(op, index, place, array, dims, batch)
     shape = list(array.shape)
     head = before(place, shared)
@@ -266,6 +267,7 @@ def _scatter(
         op, x, axis, reducer, None, None, acc_dtype, True
     )
     (place,) = axes
+    _edges.require_whole(op, dims, axes, arrays[0].shape)
     index, shared, _ = placed_index(op, index, place, arrays[0], dims, batch, True)
     count, named = target_of(op, size, dims, place)
     shape = (*arrays[0].shape[:place], count, *arrays[0].shape[place + 1 :])
@@ -292,6 +294,7 @@ def _scatter_unique(x, index, axis, size, init, batch):
     op = "scatter"
     array, dims = whole(op, x)
     place = axis_of(op, axis, array.ndim, dims)
+    _edges.require_whole(op, dims, (place,), array.shape)
     index, shared, _ = placed_index(op, index, place, array, dims, batch, True)
     count, named = target_of(op, size, dims, place)
     shape = (*array.shape[:place], count, *array.shape[place + 1 :])

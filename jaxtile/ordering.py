@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.export
 
-from jaxtile import backends, formats
+from jaxtile import _edges, backends, formats
 from jaxtile._arguments import axis_of, broadcast, by_dims, retile
 from jaxtile._checks import as_array, choice, flag, integer
 from jaxtile._jax_private import align_varying
@@ -51,6 +51,7 @@ def _taken(op: str, x: Any, axis: Any, payload: Any):
     array = x.array if is_tile(x) else as_array(op, x)
     formats.require_arithmetic(array.dtype, op)
     place = axis_of(op, axis, array.ndim, dims)
+    _edges.require_whole(op, dims, (place,), array.shape)
     leaves, tree = jax.tree.flatten(payload, is_leaf=is_tile)
     leaves = [by_dims(op, "a payload", leaf, dims) for leaf in leaves]
     return array, place, leaves, tree, dims

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtile import _edges
 from jaxtile._arguments import axes_of, axis_of, retile
 from jaxtile._checks import function, integer, is_index
 from jaxtile._coordinates import move, trace_map
@@ -62,6 +63,7 @@ def reindex(x: Any, out: Any, f: Callable[..., Any], fill: Any = None) -> Any:
     """
     function("reindex", "f, a function of coordinates", f, "Write lambda i, j: (j, i).")
     array, dims = whole("reindex", x)
+    _edges.require_whole("reindex", dims, range(array.ndim), array.shape)
     shape, named = _target("reindex", out, array.shape, dims)
 
     def coordinates(*j):
@@ -193,6 +195,7 @@ def flip(x: Any, axis: Any = None) -> Any:
     """
     array, dims = whole("flip", x)
     axes, shape = axes_of("flip", axis, array.ndim, dims), array.shape
+    _edges.require_whole("flip", dims, axes, shape)
 
     def f(*j):
         return tuple(shape[d] - 1 - k if d in axes else k for d, k in enumerate(j))
@@ -230,6 +233,7 @@ def shift(x: Any, axis: int | Dim, distance: Any, fill: Any = None) -> Any:
     op = "shift"
     array, dims = whole(op, x)
     place = axis_of(op, axis, array.ndim, dims)
+    _edges.require_whole(op, dims, (place,), array.shape)
     if not is_index(distance) and not isinstance(distance, np.integer):
         raise TileTypeError(
             message(
@@ -285,6 +289,7 @@ def butterfly(x: Any, axis: int | Dim, distance: int, fill: Any = None) -> Any:
     op = "butterfly"
     array, dims = whole(op, x)
     place = axis_of(op, axis, array.ndim, dims)
+    _edges.require_whole(op, dims, (place,), array.shape)
     way_out = "Partners are static; jaxtile.gather takes an index."
     distance = integer(op, "distance, an integer", distance, way_out)
     if distance < 0:

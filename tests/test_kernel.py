@@ -322,15 +322,6 @@ def test_shapes_and_dtypes_that_do_not_fit():
         gemm(X, B, implementation="magic")
 
 
-def test_a_ragged_dim_is_no_domain():
-    def body(nest, x, y):
-        r, c = nest.parallel(x.shape[0], 4), jt.Dim("c")
-        x.tile(r, c).load().domain(r.dim)
-
-    with pytest.raises(TileShapeError, match="ragged blocks of 4 over 13"):
-        _one(body, X)
-
-
 def test_transforms_of_a_kernel():
     want = jax.vmap(lambda a: a @ B)(jnp.stack([X, 2 * X]))
     got = jax.vmap(gemm, (0, None))(jnp.stack([X, 2 * X]), B)

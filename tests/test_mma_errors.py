@@ -70,7 +70,7 @@ def _tile_errors():
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"), _tile_errors(), ids=lambda v: str(v)[:30]
+    ("call", "sentence"), _tile_errors(), ids=[s for _, s in _tile_errors()]
 )
 def test_every_other_pattern_of_dims_is_refused(call, sentence):
     with pytest.raises((TileShapeError, TileTypeError), match=sentence):
@@ -123,7 +123,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "sentence"), ERRORS, ids=lambda v: str(v)[-40:]
+    ("call", "kind", "sentence"), ERRORS, ids=[sentence for *_, sentence in ERRORS]
 )
 def test_errors_say_what_and_the_way_out(call, kind, sentence):
     with pytest.raises(kind, match=sentence):
