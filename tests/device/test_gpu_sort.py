@@ -88,3 +88,17 @@ def test_exchange_under_xla():
         )
 
     _compare(fn, x, index, ids)
+
+
+@pytest.mark.parametrize(("n", "m"), [(4096, 4096), (37, 2100), (50000, 300)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])
+def test_gather_along_rows(dtype, n, m):
+    x = _bits_of(dtype, (600, n))
+    index = rng_of(n, m).integers(-5, n + 5, (600, m)).astype(np.int32)
+
+    def fn(x, index):
+        return jt.gather(x, index, 1, batch="all")
+
+    with jt.use_implementation("mosaic_gpu"):
+        got = on_gpu(fn, x, index)
+    same_bits(got, on_cpu(fn, x, index))
