@@ -154,7 +154,7 @@ def format_of(dtype, op: str = "format_of") -> Format:
     try:
         # NumPy reads None as float64.
         found = None if dtype is None else FORMATS.get(jnp.dtype(dtype).name)
-    except TypeError:
+    except (TypeError, ValueError):  # jax's key types raise the second
         found = None
     if found is None:
         raise TileTypeError(

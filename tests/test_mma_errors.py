@@ -1,5 +1,6 @@
 """The roles of dims in mma, and the sentences with which it refuses."""
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -102,6 +103,9 @@ ERRORS = [
     (lambda: jt.mma(X, Y, out_dtype="float8_e5m2"), TileTypeError, "arithmetic format"),
     (lambda: jt.mma(X, Y, out_dtype="float64"), TileTypeError, "jax_enable_x64"),
     (lambda: jt.mma(X.astype("b"), Y.astype("b"), 0.5), TileTypeError, "c of dtype int32"),
+    (lambda: jt.mma(X, Y, X[:, :1].astype(ml_dtypes.float8_e5m2)), TileTypeError,
+     "storage format float8_e5m2"),
+    (lambda: jt.mma(X, Y, acc_dtype=jax.random.key(0)), TileTypeError, "dtype key"),
     (lambda: jt.mma(X, Y, policy="fold_left"), TileTypeError, "expected an MmaPolicy"),
     (lambda: jt.mma(X, Y, epilogue=3), TileTypeError, "epilogue to be a function"),
     (lambda: jt.mma(X, Y, epilogue=lambda z: (z, z)), TileTypeError, "returns one scalar"),
