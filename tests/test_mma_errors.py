@@ -105,7 +105,7 @@ ERRORS = [
     (lambda: jt.mma(X.astype("b"), Y.astype("b"), 0.5), TileTypeError, "c of dtype int32"),
     (lambda: jt.mma(X, Y, X[:, :1].astype(ml_dtypes.float8_e5m2)), TileTypeError,
      "storage format float8_e5m2"),
-    (lambda: jt.mma(X, Y, acc_dtype=jax.random.key(0)), TileTypeError, "dtype key"),
+    (lambda: jt.mma(X, Y, acc_dtype=jnp.ones(2)), TileTypeError, "got an array"),
     (lambda: jt.mma(X, Y, policy="fold_left"), TileTypeError, "expected an MmaPolicy"),
     (lambda: jt.mma(X, Y, epilogue=3), TileTypeError, "epilogue to be a function"),
     (lambda: jt.mma(X, Y, epilogue=lambda z: (z, z)), TileTypeError, "returns one scalar"),
