@@ -1,6 +1,5 @@
 """The roles of dims in mma, and the sentences with which it refuses."""
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
