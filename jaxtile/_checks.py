@@ -52,6 +52,8 @@ def operand(op: str, value: Any, *, wide: bool = False) -> Any:
         )
     if hasattr(value, "dtype"):
         formats.format_of(value.dtype, op)
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))  # jax takes no other
     if not (wide or formats.x64_enabled()):
         _require_32_bits(op, value)
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:

@@ -17,7 +17,7 @@ from jaxtile._checks import as_array, choice, integer
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
 from jaxtile.primitives._storage import SCALES, bind_decode, check_scale, quantize_p
-from jaxtile.quantization import modes, random_bits, target_format
+from jaxtile.quantization import modes, name_of, random_bits, target_format
 from jaxtile.tile import Tile
 
 SCALE_ROUNDINGS = ("up", "nearest_even", "ocp")
@@ -198,13 +198,15 @@ def _extents(op: str, block: Any, shape: tuple, dims: Any) -> tuple[int, ...]:
         )
     found = []
     for extent, size in zip(block, shape, strict=True):
-        whole = max(size, 1)
+        # A symbolic size, of an export, may be anything from 1.
+        known = isinstance(size, int)
+        whole = max(size, 1) if known else size
         n = whole if extent is None else integer(op, "integer extents", extent, _BLOCK)
         if n < 1:
             raise TileValueError(
                 message(op, expected="extents of 1 or more", got=str(n), way_out=_BLOCK)
             )
-        found.append(min(n, whole))
+        found.append(min(n, whole) if known else n)
         if size % found[-1]:
             expected = f"extents that divide shape {shape}"
             way_out = "Pad x with zeros by jnp.pad: they change no scale."
@@ -238,7 +240,7 @@ def _given(op: str, scales: Any, grid: tuple) -> jax.Array:
 def _scales(x, extents, target, scale_format, scale_rounding) -> jax.Array:
     op = "quantize_blocks"
     way_out = "float8_e8m0fnu holds powers of two."
-    name = choice(op, "scale_format", _name(scale_format), SCALES, way_out)
+    name = choice(op, "scale_format", name_of(scale_format), SCALES, way_out)
     known = SCALE_ROUNDINGS if name != "float32" else SCALE_ROUNDINGS[:2]
     choice(op, "scale_rounding", scale_rounding, known, '"ocp" gives powers of two.')
     top = _largest(lax.stop_gradient(x), extents)
@@ -265,10 +267,6 @@ def _scales(x, extents, target, scale_format, scale_rounding) -> jax.Array:
 
 def _bits(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
-
-
-def _name(dtype: Any) -> Any:
-    return dtype if isinstance(dtype, str) else getattr(np.dtype(dtype), "name", dtype)
 
 
 def _largest(x: jax.Array, extents: tuple) -> jax.Array:

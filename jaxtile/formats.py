@@ -151,9 +151,11 @@ def format_of(dtype, op: str = "format_of") -> Format:
         >>> jt.formats.format_of("bfloat16").fraction_bits
         7
     """
+    # NumPy reads None as float64; jax warns of an array.
+    array = isinstance(dtype, jax.Array)
     try:
-        # NumPy reads None as float64.
-        found = None if dtype is None else FORMATS.get(jnp.dtype(dtype).name)
+        none = array or dtype is None
+        found = None if none else FORMATS.get(jnp.dtype(dtype).name)
     except TypeError:
         found = None
     if found is None:
@@ -161,7 +163,7 @@ def format_of(dtype, op: str = "format_of") -> Format:
             message(
                 op,
                 expected=f"one of {', '.join(FORMATS)}",
-                got=f"dtype {getattr(dtype, 'dtype', dtype)}",
+                got="an array" if array else f"dtype {getattr(dtype, 'dtype', dtype)}",
                 way_out="Convert to one of these first.",
             )
         )

@@ -113,7 +113,7 @@ def target_format(op: str, format: Any) -> formats.Format:
     Raises:
         TileTypeError: it is none of them.
     """
-    name = _name(format)
+    name = name_of(format)
     name = next((n for n in TARGETS if n.partition("_")[2] == name), name)
     if name not in TARGETS:
         raise TileTypeError(
@@ -127,12 +127,13 @@ def target_format(op: str, format: Any) -> formats.Format:
     return formats.FORMATS[name]
 
 
-def _name(dtype: Any) -> Any:
+def name_of(dtype: Any) -> Any:
+    """The name of a dtype, or what was given for one; None for what is no dtype."""
     if dtype is None or isinstance(dtype, str):
         return dtype
     try:
         return np.dtype(dtype).name
-    except TypeError:
+    except (TypeError, ValueError):  # jax's key types raise the second
         return None
 
 

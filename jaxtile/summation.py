@@ -24,6 +24,8 @@ from jaxtile.primitives._functions import attempt
 from jaxtile.primitives._scalar import convert
 from jaxtile.reduction import reduce
 
+_SOME = 8  # what jax's own einsum takes for a symbolic size
+
 
 def einsum(
     spec: Any,
@@ -147,19 +149,32 @@ def _check_sizes(arrays, letters):
 
 def _path(letters, out, arrays, optimize) -> list[tuple[int, ...]]:
     """The operands of each step, of which the result goes to the end."""
-    if len(arrays) == 1:
-        return []
     if optimize is False:
         return [tuple(range(len(arrays)))]
     spec = f"{','.join(letters)}->{out}"
-    shapes = [x.shape for x in arrays]
+    # The planner wants integers; what it makes of a symbolic size changes no result.
+    shapes = [[n if isinstance(n, int) else _SOME for n in x.shape] for x in arrays]
 
     def tell():
         return "optimize as opt_einsum.contract_path takes it", 'Write "auto".'
 
+    if len(arrays) <= 2 and isinstance(optimize, str):
+        attempt("einsum", tell, opt_einsum.paths.get_path_fn, optimize)
     find = functools.partial(opt_einsum.contract_path, optimize=optimize, shapes=True)
     path, _ = attempt("einsum", tell, find, spec, *shapes)
-    return [tuple(step) for step in path]
+    steps = [tuple(step) for step in path]
+    attempt("einsum", tell, _check_path, steps, len(arrays))
+    return steps
+
+
+def _check_path(steps: Sequence, left: int):
+    """opt_einsum takes a path that forgets an operand, or takes one twice."""
+    for step in steps:
+        if len(set(step)) != len(step) or not all(0 <= i < left for i in step):
+            raise ValueError(f"step {step} of {left} operands")
+        left += 1 - len(step)
+    if left != 1:
+        raise ValueError(f"a path {steps} that leaves {left} operands")
 
 
 def _diagonal(x, letters: str) -> tuple[Any, tuple[str, ...]]:

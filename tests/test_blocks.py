@@ -295,6 +295,11 @@ ONES = jnp.ones((4, 8))
             "scale_format in",
         ),
         (
+            lambda: jt.quantize_blocks(ONES, "int8", scale_format=[32]),
+            TileValueError,
+            "scale_format in",
+        ),
+        (
             lambda: jt.quantize_blocks(
                 ONES, "int8", scale_format="float32", scale_rounding="ocp"
             ),
@@ -317,6 +322,13 @@ ONES = jnp.ones((4, 8))
             ),
             TileTypeError,
             "products with scales; got int32",
+        ),
+        (
+            lambda: jt.decode_blocks(
+                ONES.astype(jnp.int8), jnp.ones((4, 1)), dtype="float8_e5m2"
+            ),
+            TileTypeError,
+            "products with scales; got float8_e5m2",
         ),
         (
             lambda: jt.decode_blocks(ONES, jnp.ones((4, 1))),

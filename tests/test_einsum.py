@@ -95,6 +95,15 @@ def test_accumulators_and_one_rounding_at_the_end():
         )
 
 
+def test_export_with_symbolic_sizes():
+    m, k, n = jax.export.symbolic_shape("m, k, n")
+    shapes = [jax.ShapeDtypeStruct(s, np.float32) for s in ((m, k), (k, n), (n, m))]
+    spec = "ij,jk,kl->il"
+    made = jax.export.export(jax.jit(lambda *xs: jt.einsum(spec, *xs)))(*shapes)
+    xs = _small([(2, 3), (3, 4), (4, 2)])
+    np.testing.assert_array_equal(made.call(*xs), np.einsum(spec, *xs))
+
+
 def test_nan_off_the_diagonal_stays_there():
     x = np.full((3, 3), np.nan, np.float32)
     np.fill_diagonal(x, [1, 2, 3])
@@ -121,6 +130,13 @@ ERRORS = [
         lambda: jt.einsum("ij,jk,kl", X, Y, Y.T, optimize="best"),
         "optimize as opt_einsum",
     ),
+    (lambda: jt.einsum("ij,jk", X, Y, optimize="best"), "optimize as opt_einsum"),
+    (lambda: jt.einsum("ij->i", X, optimize=3), "optimize as opt_einsum"),
+    (
+        lambda: jt.einsum("ij,jk,kl", X, Y, Y.T, optimize=[(0, 0), (0, 1)]),
+        "step .0, 0. of 3",
+    ),
+    (lambda: jt.einsum("ij,jk,kl", X, Y, Y.T, optimize={}), "leaves 3 operands"),
     (lambda: jt.einsum("ij,jk", X, Y, policy="kept"), "an MmaPolicy"),
     (lambda: jt.einsum("ij,jk", X, "y"), "expected arrays"),
 ]

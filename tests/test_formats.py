@@ -1,5 +1,6 @@
 """The table of formats against ml_dtypes' and NumPy's own descriptions."""
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -77,7 +78,12 @@ def test_accumulators(fmt):
         )
 
 
-@pytest.mark.parametrize("wrong", ["complex64", "float8_e4m3", "nonsense", object()])
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["complex64", "float8_e4m3", "nonsense", object(), KEY]
+)
 def test_what_has_no_row(wrong):
     with pytest.raises(TileTypeError, match="expected one of float16, "):
         jt.formats.format_of(wrong)

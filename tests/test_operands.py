@@ -18,7 +18,8 @@ def _seed(x):
     """Seeds zeros of the seed's kind, and of floats where it has none."""
     kind = getattr(x, "dtype", np.dtype(np.float32))
     number = isinstance(kind, np.dtype) and kind.kind in "iuf"
-    dtype = jax.dtypes.canonicalize_dtype(kind) if number else np.float32
+    native = kind.newbyteorder("=") if number else np.float32
+    dtype = jax.dtypes.canonicalize_dtype(native)
     return jt.reduce(jnp.zeros((2, 3), dtype), 0, jt.add, init=x)
 
 
@@ -183,6 +184,14 @@ def test_array_likes_count_as_their_array(method):
     if method == "__array__":
         with pytest.raises(TileTypeError, match="an array of float64"):
             jt.square(kind(method, np.full(2, 1e300)))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_bytes_in_any_order(op):
+    # jax itself takes native arrays alone.
+    x = np.float32([1, 2, 3])
+    swapped = OPS[op](x.astype(x.dtype.newbyteorder()))
+    jax.tree.map(np.testing.assert_array_equal, swapped, OPS[op](x))
 
 
 def test_masks_and_seeds_that_are_tiles_go_by_their_dims():
