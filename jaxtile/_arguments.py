@@ -178,6 +178,7 @@ def seed_leaf(op: str, name: str, value: Any, dtype, shape, way_out: str):
         array = jnp.asarray(value if fits else 0, dtype)
     else:
         array = as_array(op, value)
+        formats.require_arithmetic(array.dtype, op)
         got = array.dtype.name
         fits = jnp.promote_types(array.dtype, dtype) == dtype or (
             array.weak_type and np.can_cast(array.dtype, dtype, "same_kind")

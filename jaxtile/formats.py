@@ -152,8 +152,9 @@ def format_of(dtype, op: str = "format_of") -> Format:
         7
     """
     try:
-        # NumPy reads None as float64.
-        found = None if dtype is None else FORMATS.get(jnp.dtype(dtype).name)
+        # NumPy reads None as float64, and an array as its dtype.
+        value = dtype is None or isinstance(dtype, jax.Array | np.ndarray | np.generic)
+        found = None if value else FORMATS.get(jnp.dtype(dtype).name)
     except TypeError:
         found = None
     if found is None:
