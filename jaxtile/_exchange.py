@@ -11,12 +11,13 @@ import numpy as np
 from jax import lax
 
 from jaxtile import formats
-from jaxtile._arguments import axis_of
+from jaxtile._arguments import axis_of, by_dims
 from jaxtile._checks import as_array, integer
-from jaxtile._join import check_rank, is_constant, placed, spell
+from jaxtile._join import check_rank, is_constant, spell
 from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, message
+from jaxtile.formats import Category
 from jaxtile.primitives._parts import holds
 
 
@@ -54,6 +55,18 @@ def _batch_axes(op: str, batch: Any, axis: int, ndim: int) -> tuple[int, ...]:
     return axes
 
 
+def _forbid_batch(op: str, batch: Any) -> None:
+    if not (isinstance(batch, tuple | list) and not batch):
+        raise TileTypeError(
+            message(
+                op,
+                expected="batch= with arrays only",
+                got=f"batch={batch!r} with a tile",
+                way_out="Leave it out: tiles share the dims that both have.",
+            )
+        )
+
+
 def _index_array(op: str, index: Any) -> jax.Array:
     array = as_array(op, index)
     if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -86,9 +99,12 @@ def placed_index(op, index, axis, x, dims, batch, own_axis=False):
     Returns:
         The index, the shared axes of x, and the dims of the index alone.
     """
+    if dims is not None:
+        _forbid_batch(op, batch)
     if dims is not None and is_tile(index):
         return _placed_tile(op, index, axis, x, dims, own_axis)
-    if is_tile(index) or (dims is not None and np.ndim(index) > 0):
+    array = index if is_tile(index) else _index_array(op, index)
+    if is_tile(index) or (dims is not None and array.ndim > 0):
         raise TileShapeError(
             message(
                 op,
@@ -98,7 +114,6 @@ def placed_index(op, index, axis, x, dims, batch, own_axis=False):
             )
         )
     shared = _batch_axes(op, batch, axis, x.ndim)
-    array = _index_array(op, index)
     new = array.ndim - len(shared)
     if new < 0 or (own_axis and new != 1):
         raise TileShapeError(
@@ -213,9 +228,9 @@ def target_of(op: str, size: Any, dims: Any, axis: int) -> tuple[int, Any]:
             )
         named = (*dims[:axis], dim, *dims[axis + 1 :])
     count = integer(op, "size, an integer", size, way_out)
-    if count < 0:
+    if not 0 <= count < 2**63:
         raise TileShapeError(
-            message(op, expected="size of at least 0", got=str(count), way_out=way_out)
+            message(op, expected="size in [0, 2**63)", got=str(count), way_out=way_out)
         )
     return count, named
 
@@ -235,16 +250,29 @@ def scalar_fill(op: str, fill: Any, dtype: Any) -> Any:
     return array
 
 
+def _fits(dtype: np.dtype, fill: Any) -> bool:
+    """Whether a format holds a number: no overflow, and no rounding to a storage one."""
+    if not (holds(dtype, fill) and jnp.issubdtype(dtype, jnp.floating)):
+        return holds(dtype, fill)
+    wide = np.asarray(fill).astype(np.float64)
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(dtype).astype(np.float64)
+    if formats.format_of(dtype).category is Category.STORAGE:
+        same = narrow == wide and np.signbit(narrow) == np.signbit(wide)
+        return bool(same or (np.isnan(narrow) and np.isnan(wide)))
+    return bool(np.isfinite(narrow) or not np.isfinite(wide))
+
+
 def _filled(op: str, fill: Any, dtype: np.dtype, dims: Any = None) -> Any:
     if fill is None:
         return np.zeros((), dtype)
     if isinstance(fill, np.ndarray) and fill.ndim == 0 and fill.dtype == dtype:
         return fill
     if is_constant(fill) or (isinstance(fill, np.generic) and fill.ndim == 0):
-        if not holds(dtype, fill):
+        if not _fits(dtype, fill):
             _refuse_fill(op, fill, dtype)
         return np.asarray(fill).astype(dtype)  # a constant stays one while tracing
-    array = placed(op, fill, dims) if is_tile(fill) else as_array(op, fill)
+    array = by_dims(op, "a fill", fill, dims)
     if array.dtype != dtype:
         weak = array.weak_type and np.can_cast(array.dtype, dtype, "same_kind")
         if not weak:

@@ -89,9 +89,9 @@ def join(op: str, tiles: Sequence[Any]) -> tuple[Dim, ...] | None:
                 op,
                 expected="one operand whose dims contain every other's",
                 got=spelled,
-                way_out="Say what you mean: broadcast, reshape or reindex one .array "
-                "with jax.numpy, and name its axes by jaxtile.tile; dims are "
-                "identities, equal labels do not suffice.",
+                way_out="Say what you mean: jaxtile.broadcast or jaxtile.reindex one to "
+                "the dims of both, or reshape its .array and name the axes by "
+                "jaxtile.tile; dims are identities, equal labels do not suffice.",
             )
         )
     return widest

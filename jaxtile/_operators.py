@@ -54,8 +54,7 @@ def _refuse_matmul(self, other):
             "@",
             expected="an elementwise operator",
             got="a matrix product of tiles",
-            way_out="Write jnp.matmul of the .array of both, and jaxtile.tile of the "
-            "result; jaxtile.mma, which states the accumulator, is not in this release.",
+            way_out="Write jaxtile.matmul(a, b), which states the accumulator.",
         )
     )
 

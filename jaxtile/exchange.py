@@ -171,7 +171,8 @@ def scatter(
         else the reducer's empty value, else its identity, else zeros.
 
     Raises:
-        ContractError: neither or both of reducer and unique; a law that the policy needs.
+        ContractError: neither or both of reducer and unique; a dtype with unique; a law
+            that the policy needs.
         PolicyError: no such policy.
         TileTypeError: an operand that is no array, tile or number, or has a storage format
             that a reducer cannot combine; an index that is not of integers.
@@ -197,7 +198,9 @@ def scatter(
             )
         )
     if unique:
-        return _scatter_unique(x, index, axis, size, init, batch)
+        as_policy(policy)  # without collisions every order is kept
+        _forbid_dtypes(acc_dtype, out_dtype)
+        return _scatter_unique(x, index, axis, size, init, batch, is_sorted)
     options = dict(policy=policy, acc_dtype=acc_dtype, out_dtype=out_dtype)
     options |= dict(init=init, batch=batch, is_sorted=is_sorted)
     return _scatter("scatter", x, index, axis, size, reducer, **options)
@@ -289,9 +292,22 @@ def _scatter(
     return retile(spec.result_tree, leaves, named)
 
 
-def _scatter_unique(x, index, axis, size, init, batch):
+def _forbid_dtypes(acc_dtype, out_dtype):
+    if not (acc_dtype is None and out_dtype is None):
+        raise ContractError(
+            message(
+                "scatter",
+                expected="acc_dtype= and out_dtype= with a reducer only",
+                got=f"{acc_dtype} and {out_dtype} with unique=True",
+                way_out="It copies bits: leave them out, and jaxtile.cast the result.",
+            )
+        )
+
+
+def _scatter_unique(x, index, axis, size, init, batch, is_sorted):
     """Each target looks up its source: the lowest, should the promise not hold."""
     op = "scatter"
+    is_sorted = flag(op, "is_sorted", is_sorted)
     array, dims = whole(op, x)
     place = axis_of(op, axis, array.ndim, dims)
     _edges.require_whole(op, dims, (place,), array.shape)
@@ -312,6 +328,7 @@ def _scatter_unique(x, index, axis, size, init, batch):
         axis=along,
         batch=[d for d in range(index.ndim) if d != along],
         size=count,
+        is_sorted=is_sorted,
     )
     found = bind_gather(array, inverse, fill, place, shared)
     return retile(jax.tree.structure(0), [found], named)

@@ -151,11 +151,11 @@ def format_of(dtype, op: str = "format_of") -> Format:
         >>> jt.formats.format_of("bfloat16").fraction_bits
         7
     """
-    # NumPy reads None as float64; jax warns of an array.
-    array = isinstance(dtype, jax.Array)
+    # NumPy reads None as float64, and an array as its dtype; jax warns of one.
+    array = isinstance(dtype, jax.Array | np.ndarray | np.generic)
     try:
-        none = array or dtype is None
-        found = None if none else FORMATS.get(jnp.dtype(dtype).name)
+        value = array or dtype is None
+        found = None if value else FORMATS.get(jnp.dtype(dtype).name)
     except TypeError:
         found = None
     if found is None:

@@ -106,7 +106,9 @@ def _target(op, out, have, dims) -> tuple[tuple[int, ...], tuple[Dim, ...] | Non
             out = dict(zip(out.dims, out.shape, strict=True))
         if isinstance(out, Dim):
             out = (out,)
-        if isinstance(out, Sequence) and all(d in sizes for d in out):
+        if isinstance(out, Sequence) and all(isinstance(d, Dim) for d in out):
+            out = tuple(out)
+        if isinstance(out, tuple) and all(d in sizes for d in out):
             distinct(op, out)
             out = {d: sizes[d] for d in out}
         if not isinstance(out, Mapping) or not all(isinstance(d, Dim) for d in out):
@@ -123,9 +125,9 @@ def _target(op, out, have, dims) -> tuple[tuple[int, ...], tuple[Dim, ...] | Non
         out = (out,)
     way_out = "Pass the shape of the result, known while tracing."
     shape = tuple(integer(op, "sizes that are integers", n, way_out) for n in out)
-    if any(n < 0 for n in shape):
+    if any(not 0 <= n < 2**63 for n in shape):
         raise TileShapeError(
-            message(op, expected="sizes of at least 0", got=str(shape), way_out=way_out)
+            message(op, expected="sizes in [0, 2**63)", got=str(shape), way_out=way_out)
         )
     return shape, named
 
@@ -301,6 +303,7 @@ def butterfly(x: Any, axis: int | Dim, distance: int, fill: Any = None) -> Any:
                 way_out="Partners differ in the bits of the distance.",
             )
         )
+    fill = None if fill is None else scalar_fill(op, fill, array.dtype)
     bits, n = distance.bit_length(), array.shape[place]
     if n % (1 << bits) == 0:
         return _flip_bits(array, dims, place, distance, bits)
@@ -308,7 +311,6 @@ def butterfly(x: Any, axis: int | Dim, distance: int, fill: Any = None) -> Any:
     def f(*j):
         return tuple(k ^ distance if d == place else k for d, k in enumerate(j))
 
-    fill = None if fill is None else scalar_fill(op, fill, array.dtype)
     return _moved(op, array, dims, array.shape, dims, f, fill)
 
 

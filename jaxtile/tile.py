@@ -9,13 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
-from jaxtile import _edges
+from jaxtile import _edges, formats
 from jaxtile._checks import as_array, integer, is_index
 from jaxtile._join import distinct, lift_arrays, spell
 from jaxtile._operators import Operators
 from jaxtile.dims import Dim, IndexSet
 from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
+from jaxtile.formats import Category
+from jaxtile.primitives._moves import bind_gather
 
 
 @jax.tree_util.register_pytree_node_class
@@ -139,7 +142,7 @@ class Tile(Operators):
         Raises:
             TileShapeError: a dim is not one of the tile's.
             TileTypeError: coordinate is no mapping, or an index no integer scalar.
-            TileValueError: a Python integer lies outside [0, size).
+            TileValueError: a Python integer lies outside [0, size), or size is 0.
 
         Example:
             >>> import jax.numpy as jnp, jaxtile as jt
@@ -154,8 +157,7 @@ class Tile(Operators):
             size = self.shape[self._axis(dim, "at")]
             _check_index(dim, index, size)
             axis = left.index(dim)
-            index = jnp.asarray(index)
-            array = lax.dynamic_index_in_dim(array, index, axis, keepdims=False)
+            array = _at(array, jnp.asarray(index), axis)
             del left[axis]
         return Tile(array, tuple(left))
 
@@ -269,6 +271,19 @@ def _as_array(op: str, value: Any) -> Any:
     return as_array(op, value)
 
 
+def _at(array: Any, index: Any, axis: int) -> Any:
+    if formats.format_of(array.dtype).category is not Category.STORAGE:
+        return lax.dynamic_index_in_dim(
+            array, index, axis, keepdims=False, allow_negative_indices=False
+        )
+    # XLA's CPU gives the NaNs of 8 bits one payload as it slices; gather moves bits.
+    top = array.shape[axis] - 1
+    if top <= jnp.iinfo(index.dtype).max:
+        index = jnp.minimum(index, jnp.asarray(top, index.dtype))
+    index = jnp.maximum(index, jnp.zeros_like(index))
+    return bind_gather(array, index, jnp.zeros((), array.dtype), axis, ())
+
+
 def _require_mapping(coordinate: Any) -> None:
     if not isinstance(coordinate, Mapping):
         raise TileTypeError(
@@ -283,23 +298,24 @@ def _require_mapping(coordinate: Any) -> None:
 
 def _check_index(dim: Dim, index: Any, size: int) -> None:
     if not is_index(index):
-        array = isinstance(index, jax.Array | np.ndarray)
-        got = f"an array of shape {np.shape(index)}" if np.ndim(index) else repr(index)
+        array = isinstance(index, jax.Array | np.ndarray) and index.ndim > 0
+        got = f"an array of shape {index.shape}" if array else repr(index)
         raise TileTypeError(
             message(
                 "Tile.at",
                 expected="an integer scalar for each dim",
-                got=f"{got if array else repr(index)} for {dim!r}",
+                got=f"{got} for {dim!r}",
                 way_out="Index the tile's .array for many coordinates at once.",
             )
         )
-    if isinstance(index, int | np.integer) and not 0 <= index < size:
+    if size == 0 or (isinstance(index, int | np.integer) and not 0 <= index < size):
         raise TileValueError(
             message(
                 "Tile.at",
                 expected=f"an index in [0, {size}) for {dim!r}",
-                got=str(index),
-                way_out="Negative indices do not wrap.",
+                got="a traced one" if isinstance(index, Tracer) else str(index),
+                way_out="Negative indices do not wrap, and nothing stands for the "
+                "outside: jaxtile.gather takes a fill.",
             )
         )
 

@@ -205,6 +205,11 @@ X = np.ones((3, 4), np.float32)
         (lambda: jt.gather(X, 0, 1, batch=(0,)), "an index with the axes of batch="),
         (lambda: jt.gather(X, 0, 1, batch="most"), 'batch axes, or "all"'),
         (lambda: jt.gather(X, jt.tile(np.zeros(3, int), jt.Dim()), 0), "both arrays"),
+        (lambda: jt.gather(X, 0, 0, fill=1e300), "float32 holds.*got 1e\\+300"),
+        (lambda: jt.gather(X, 0, 0, fill=np.float64(-1e39)), "float32 holds"),
+        (lambda: jt.gather(X.astype("float8_e4m3fn"), 0, 0, fill=0.1), "e4m3fn holds"),
+        (lambda: jt.gather(X.astype("float8_e4m3fn"), 0, 0, fill=500), "e4m3fn holds"),
+        (lambda: jt.gather(X.astype("float8_e8m0fnu"), 0, 0, fill=0), "e8m0fnu holds"),
     ],
 )
 def test_refusals(call, sentence):
@@ -217,6 +222,26 @@ def test_a_dim_has_one_size():
     t = jt.tile(X, (r, c))
     with pytest.raises(TileShapeError, match="one size for dim c; got 4 and 2"):
         jt.gather(t, jt.tile(np.array([0, 1]), c), c)
+
+
+@pytest.mark.parametrize("fill", [1.5, -0.0, np.inf, np.nan, 57344])
+def test_a_fill_that_a_storage_format_holds(fill):
+    x = np.ones(2, "float8_e5m2")
+    got = jt.gather(x, -1, 0, fill=fill)
+    np.testing.assert_array_equal(_bytes(got), _bytes(np.array(fill).astype(x.dtype)))
+
+
+def test_refusals_of_tiles():
+    r, c, k = jt.dims("r c k")
+    t, index = jt.tile(X, (r, c)), jt.tile(np.array([0, 1]), k)
+    for call, sentence in (
+        (lambda: jt.gather(t, index, r, batch="all"), "batch= with arrays only"),
+        (lambda: jt.gather(t, index, r, batch=3), "batch=3 with a tile"),
+        (lambda: jt.gather(t, [[1], [1, 2]], r), "arrays, tiles or numbers; got list"),
+        (lambda: jt.take(t, index, r, fill=t), r"a tile of dims among \(k, c\)"),
+    ):
+        with pytest.raises((TileTypeError, TileShapeError), match=sentence):
+            call()
 
 
 def test_storage_formats_keep_their_type_in_a_tile():

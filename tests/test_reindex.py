@@ -299,6 +299,7 @@ def test_tiles():
         (lambda: jt.broadcast(t, {k: 2, r: 3}), "a shape that x broadcasts to"),
         (lambda: jt.broadcast(t, {r: 4, c: 4}), "a shape that x broadcasts to"),
         (lambda: jt.transpose(t, r), "each of 2 axes once"),
+        (lambda: jt.broadcast(t, [[r], [c, r]]), "an IndexSet, or dims of x"),
     ):
         with pytest.raises((TileShapeError, TileTypeError), match=sentence):
             call()
@@ -317,7 +318,7 @@ def _prints(i):
     ("call", "error", "sentence"),
     [
         (lambda: jt.reindex(V, 3, 5), TileTypeError, "f, a function of coord"),
-        (lambda: jt.reindex(V, -3, lambda i: i), TileShapeError, "sizes of at least 0"),
+        (lambda: jt.reindex(V, -3, lambda i: i), TileShapeError, r"sizes in \[0, 2"),
         (
             lambda: jt.reindex(V, 1.5, lambda i: i),
             TileTypeError,
@@ -349,6 +350,8 @@ def _prints(i):
         ),
         (lambda: jt.reindex(V, 3, lambda i: i, fill=0.5), TileTypeError, "int32 holds"),
         (lambda: jt.shift(V, 0, 1.5), TileTypeError, "distance that is an integer"),
+        (lambda: jt.broadcast(1, 2**70), TileShapeError, r"sizes in \[0, 2"),
+        (lambda: jt.butterfly(V[:2], 0, 1, fill="x"), TileTypeError, "fill|str"),
         (lambda: jt.butterfly(V, 0, -1), TileValueError, "distance of at least 0"),
         (lambda: jt.flip(X, (0, 0)), TileShapeError, "each axis once"),
         (

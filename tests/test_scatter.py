@@ -10,7 +10,7 @@ import pytest
 
 import jaxtile as jt
 import oracle
-from jaxtile.errors import ContractError, TileShapeError, TileTypeError
+from jaxtile.errors import ContractError, PolicyError, TileShapeError, TileTypeError
 from jaxtile.primitives import scatter_p
 from jaxtile.primitives._define import REFERENCES
 from oracle import same_bits
@@ -273,9 +273,35 @@ X, TO = np.ones((3, 4), np.float32), np.zeros(3, int)
         (
             lambda: jt.scatter(X, TO, 0, -1, jt.add),
             TileShapeError,
-            "size of at least 0",
+            r"size in \[0, 2",
         ),
+        (lambda: jt.scatter(X, TO, 0, 2**70, jt.add), TileShapeError, "size in"),
         (lambda: jt.scatter(X, TO, 0, 1.5, jt.add), TileTypeError, "size, an integer"),
+        (
+            lambda: jt.scatter(X, TO, 0, 3, unique=True, policy="any"),
+            PolicyError,
+            "fold_left",
+        ),
+        (
+            lambda: jt.scatter(X, TO, 0, 3, unique=True, is_sorted=1),
+            TileTypeError,
+            "is_sorted to be",
+        ),
+        (
+            lambda: jt.scatter(X, TO, 0, 3, unique=True, out_dtype="float16"),
+            ContractError,
+            "with a reducer only",
+        ),
+        (
+            lambda: jt.scatter(X, TO, 0, 2, jt.add, init=jnp.ones((), "int4")),
+            TileTypeError,
+            "storage format int4",
+        ),
+        (
+            lambda: jt.scatter(X, TO, 0, 2, jt.add, acc_dtype=jax.random.key(0)),
+            TileTypeError,
+            "got dtype key",
+        ),
         (lambda: jt.scatter(X, TO, 0, 2, sum), TileTypeError, "expected a Reducer"),
         (
             lambda: jt.scatter(X, TO, 0, 2, jt.add, init=np.ones(3, np.float32)),

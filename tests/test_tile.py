@@ -37,6 +37,24 @@ def test_the_attributes():
     assert tile(np.float32(3), ()).shape == ()
 
 
+@pytest.mark.parametrize("index", [-100, -1, 0, 1, 2, 100])
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+@pytest.mark.parametrize("form", ["float32", "float8_e5m2"])
+def test_a_traced_index_outside_reads_the_nearest_end(index, dtype, form):
+    x = tile(X.astype(form), (R, C))
+    got = jax.jit(lambda i: x.at({R: i}).array)(jnp.asarray(index, dtype))
+    np.testing.assert_array_equal(got, X.astype(form)[np.clip(index, 0, 1)])
+
+
+@pytest.mark.parametrize("index", [1, np.uint8(1), jnp.int32(1)])
+def test_at_keeps_the_payloads_of_8_bit_nans(index):
+    codes = np.arange(512).astype(np.uint8).reshape(2, 256)
+    x = tile(codes.view("float8_e5m2"), (R, C))
+    for wrap in (lambda f: f, jax.jit):
+        got = wrap(lambda x: x.at({R: index}))(x).array
+        np.testing.assert_array_equal(np.asarray(got).view(np.uint8), codes[1])
+
+
 def test_the_domain_walks_in_order():
     domain = tile(X, (R, C)).domain(C, R)
     assert domain.size == 6
@@ -219,19 +237,25 @@ ERRORS = [
     (lambda: T.at({R: -1}), TileValueError, "Negative indices do not wrap"),
     (lambda: T.at({R: 0.5}), TileTypeError, "an integer scalar for each dim"),
     (lambda: T.at({R: True}), TileTypeError, "an integer scalar for each dim"),
+    (lambda: T.at({R: [[1], [1, 2]]}), TileTypeError, r"got \[\[1\], \[1, 2\]\] for"),
+    (lambda: tile(X[:0], (R, C)).at({R: jnp.int32(0)}), TileValueError, r"in \[0, 0\)"),
     (lambda: T.at({R: np.arange(2)}), TileTypeError, r"array of shape \(2,\)"),
     (lambda: T.at(1), TileTypeError, "Tile.at: expected a mapping from dims"),
     (lambda: T.domain().coordinate(6), TileShapeError, r"an index in \[0, 6\)"),
-    (lambda: T @ T, TileTypeError, r"@: .*jaxtile\.mma"),
-    (lambda: 2 @ T, TileTypeError, r"@: .*jaxtile\.mma"),
+    (lambda: T @ T, TileTypeError, r"@: .*jaxtile\.matmul"),
+    (lambda: 2 @ T, TileTypeError, r"@: .*jaxtile\.matmul"),
     (lambda: bool(T), TileTypeError, "bool: expected a tile without dims"),
     (lambda: T + X, TileShapeError, "a tile and an array of shape"),
     (
         lambda: tile(X[:, 0], R) * tile(X[0], C),
         TileShapeError,
-        r"mul: .*got \(rows\) and \(cols\)\. .*broadcast, reshape or reindex",
+        r"mul: .*got \(rows\) and \(cols\)\. .*jaxtile.broadcast or jaxtile.reindex",
     ),
-    (lambda: T + tile(X[0], SAME), TileShapeError, "broadcast, reshape or reindex"),
+    (
+        lambda: T + tile(X[0], SAME),
+        TileShapeError,
+        "jaxtile.broadcast or jaxtile.reindex",
+    ),
     (
         lambda: T + tile(X[0, :1], C),
         TileShapeError,
