@@ -136,8 +136,12 @@ def _coordinate(op, value, dtype):
                 "array is for jaxtile.gather.",
             )
         )
-    if kind is not None and np.dtype(kind).itemsize > dtype.itemsize:
-        return jnp.asarray(value)
+    if not isinstance(value, Tracer):
+        # A constant outside of what counts places is outside of x on the same side.
+        info = jnp.iinfo(dtype)
+        return jnp.asarray(min(max(int(value), int(info.min)), int(info.max)), dtype)
+    if np.dtype(kind).itemsize > dtype.itemsize:
+        return value
     return jnp.asarray(value, dtype)
 
 

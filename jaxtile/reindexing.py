@@ -304,7 +304,10 @@ def butterfly(x: Any, axis: int | Dim, distance: int, fill: Any = None) -> Any:
             )
         )
     fill = None if fill is None else scalar_fill(op, fill, array.dtype)
-    bits, n = distance.bit_length(), array.shape[place]
+    n = array.shape[place]
+    if n:  # farther than the axis is long, every partner is outside
+        distance = min(distance, 1 << (n - 1).bit_length())
+    bits = distance.bit_length()
     if n % (1 << bits) == 0:
         return _flip_bits(array, dims, place, distance, bits)
 

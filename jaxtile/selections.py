@@ -175,13 +175,13 @@ def topk_merge(
     """
     op = "topk_merge"
     k = integer(op, "an integer k", k, "A state has k places: pass a Python integer.")
-    if k < 1:
+    if not 1 <= k < 2**31:
         raise TileValueError(
             message(
                 op,
-                expected="k of at least 1",
+                expected="k in [1, 2**31)",
                 got=str(k),
-                way_out="The best 0 values need no reduction.",
+                way_out="The best 0 values need no reduction, and many need jaxtile.topk.",
             )
         )
     choice(op, "nan", nan, NAN_RULES, NAN_WAY_OUT)

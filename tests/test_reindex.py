@@ -305,6 +305,25 @@ def test_tiles():
             call()
 
 
+@pytest.mark.parametrize(
+    "far", [2**40, -(2**40), np.int64(2**32), np.uint32(2**32 - 1)]
+)
+def test_a_constant_coordinate_far_outside_does_not_wrap(far):
+    got = jt.reindex(V, 2, lambda i: far, fill=9)
+    np.testing.assert_array_equal(got, [9, 9])
+    with pytest.raises(TileValueError, match="coordinates in"):
+        jt.reindex(V, 2, lambda i: far)
+
+
+@pytest.mark.parametrize("distance", [8, 2**31, 2**40 + 1, 10**30])
+def test_partners_beyond_any_axis_are_the_fill(distance):
+    got = jt.butterfly(np.arange(8), 0, distance, fill=-1)
+    np.testing.assert_array_equal(got, np.full(8, -1))
+    with pytest.raises(TileValueError, match="coordinates in"):
+        jt.butterfly(np.arange(8), 0, distance)
+    assert jt.butterfly(np.arange(0), 0, distance).shape == (0,)
+
+
 def _two(i):
     return jnp.arange(2) + i
 
