@@ -300,7 +300,7 @@ X, TO = np.ones((3, 4), np.float32), np.zeros(3, int)
         (
             lambda: jt.scatter(X, TO, 0, 2, jt.add, acc_dtype=jax.random.key(0)),
             TileTypeError,
-            "got dtype key",
+            "got an array",
         ),
         (lambda: jt.scatter(X, TO, 0, 2, sum), TileTypeError, "expected a Reducer"),
         (
