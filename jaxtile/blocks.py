@@ -14,6 +14,7 @@ from jax import lax
 from jaxtile import formats
 from jaxtile._arguments import axis_of, by_dims
 from jaxtile._checks import as_array, choice, integer
+from jaxtile._jax_private import sharding_spec
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
 from jaxtile.primitives._storage import SCALES, bind_decode, check_scale, quantize_p
@@ -243,6 +244,7 @@ def _scales(x, extents, target, scale_format, scale_rounding) -> jax.Array:
     name = choice(op, "scale_format", name_of(scale_format), SCALES, way_out)
     known = SCALE_ROUNDINGS if name != "float32" else SCALE_ROUNDINGS[:2]
     choice(op, "scale_rounding", scale_rounding, known, '"ocp" gives powers of two.')
+    _require_near(x, extents)
     top = _largest(lax.stop_gradient(x), extents)
     by, rounding = float(target.largest), scale_rounding
     if scale_rounding == "ocp":
@@ -263,6 +265,26 @@ def _scales(x, extents, target, scale_format, scale_rounding) -> jax.Array:
         some = jnp.maximum(_bits(found), np.uint32(1))
         found = lax.bitcast_convert_type(some, np.float32)
     return jnp.where(none, jnp.ones_like(found), found)
+
+
+def _require_near(x, extents: tuple) -> None:
+    """Refuse blocks that span some devices of an explicit mesh, but not all."""
+    mesh = jax.typeof(x).sharding.mesh
+    for axis, (names, grid) in enumerate(
+        zip(sharding_spec(jax.typeof(x)), _grid(x.shape, extents), strict=True)
+    ):
+        names = names if isinstance(names, tuple) else (names,) * (names is not None)
+        devices = math.prod(mesh.shape[name] for name in names)
+        if grid != 1 and grid % devices:
+            raise TileShapeError(
+                message(
+                    "quantize_blocks",
+                    expected=f"blocks that lie within the {devices} parts of axis {axis}",
+                    got=f"{grid} blocks, sharded over mesh axes {names}",
+                    way_out="Reshard that axis first (jax.sharding.reshard), or pass "
+                    "scales=.",
+                )
+            )
 
 
 def _bits(x: jax.Array) -> jax.Array:
