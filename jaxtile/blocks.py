@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtile import formats
 from jaxtile._arguments import axis_of, by_dims
@@ -287,6 +288,17 @@ def _require_near(x, extents: tuple) -> None:
             )
 
 
+def _split_sharding(x, extents: tuple) -> Any:
+    """Of x with two axes for each of its own: (which block, where in it)."""
+    sharding, spec = jax.typeof(x).sharding, sharding_spec(jax.typeof(x))
+    if not any(spec):
+        return None
+    halves = zip(spec, _grid(x.shape, extents), strict=True)
+    pairs = [(name, None) if grid != 1 else (None, name) for name, grid in halves]
+    spec = PartitionSpec(*(name for pair in pairs for name in pair))
+    return NamedSharding(sharding.mesh, spec)
+
+
 def _bits(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
 
@@ -299,6 +311,10 @@ def _largest(x: jax.Array, extents: tuple) -> jax.Array:
     size = code & word((1 << (fmt.bits - 1)) - 1)
     size = jnp.where(size > word(fmt.largest_code), word(0), size)
     pairs = zip(_grid(x.shape, extents), extents, strict=True)
-    split = size.reshape([k for pair in pairs for k in pair])
+    split = lax.reshape(
+        size,
+        [k for pair in pairs for k in pair],
+        out_sharding=_split_sharding(x, extents),
+    )
     top = split.max(tuple(range(1, 2 * x.ndim, 2)), initial=0)
     return lax.bitcast_convert_type(top, x.dtype)

@@ -191,7 +191,7 @@ def test_blocks_across_devices_of_an_explicit_mesh():
     x = jnp.arange(1, 97, dtype=jnp.float32).reshape(8, 12)
     rows = jax.device_put(x, NamedSharding(mesh, PartitionSpec("d")))
     with jax.set_mesh(mesh):
-        for block in ((2, 1), (None, 1), (1, 3)):
+        for block in ((2, 1), (None, 1), (8, 3), (1, 3)):
             got = jt.quantize_blocks(rows, "int8", block)
             jax.tree.map(
                 np.testing.assert_array_equal, got, jt.quantize_blocks(x, "int8", block)
