@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,8 +111,8 @@ def _spec(op, reducer, tree, arrays, axes, acc_dtype) -> Spec:
                 way_out="Pass jt.add, jt.maximum, ... or jt.Reducer(merge=...).",
             )
         )
-    count = int(np.prod([arrays[0].shape[a] for a in axes], dtype=np.int64))
-    index = jnp.int32 if count < 2**31 else jnp.int64
+    sizes = [n for n in (arrays[0].shape[a] for a in axes) if isinstance(n, int)]
+    index = jnp.int32 if math.prod(sizes) < 2**31 else jnp.int64
     return make_spec(reducer, tree, [v.dtype for v in arrays], acc_dtype, index, op)
 
 

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtile import formats
 from jaxtile._arguments import axis_of, by_dims
 from jaxtile._checks import as_array, choice, integer
+from jaxtile._jax_private import sharding_spec
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
 from jaxtile.primitives._storage import SCALES, bind_decode, check_scale, quantize_p
@@ -243,6 +245,7 @@ def _scales(x, extents, target, scale_format, scale_rounding) -> jax.Array:
     name = choice(op, "scale_format", name_of(scale_format), SCALES, way_out)
     known = SCALE_ROUNDINGS if name != "float32" else SCALE_ROUNDINGS[:2]
     choice(op, "scale_rounding", scale_rounding, known, '"ocp" gives powers of two.')
+    _require_near(x, extents)
     top = _largest(lax.stop_gradient(x), extents)
     by, rounding = float(target.largest), scale_rounding
     if scale_rounding == "ocp":
@@ -265,6 +268,37 @@ def _scales(x, extents, target, scale_format, scale_rounding) -> jax.Array:
     return jnp.where(none, jnp.ones_like(found), found)
 
 
+def _require_near(x, extents: tuple) -> None:
+    """Refuse blocks that span some devices of an explicit mesh, but not all."""
+    mesh = jax.typeof(x).sharding.mesh
+    for axis, (names, grid) in enumerate(
+        zip(sharding_spec(jax.typeof(x)), _grid(x.shape, extents), strict=True)
+    ):
+        names = names if isinstance(names, tuple) else (names,) * (names is not None)
+        devices = math.prod(mesh.shape[name] for name in names)
+        if grid != 1 and grid % devices:
+            raise TileShapeError(
+                message(
+                    "quantize_blocks",
+                    expected=f"blocks that lie within the {devices} parts of axis {axis}",
+                    got=f"{grid} blocks, sharded over mesh axes {names}",
+                    way_out="Reshard that axis first (jax.sharding.reshard), or pass "
+                    "scales=.",
+                )
+            )
+
+
+def _split_sharding(x, extents: tuple) -> Any:
+    """Of x with two axes for each of its own: (which block, where in it)."""
+    sharding, spec = jax.typeof(x).sharding, sharding_spec(jax.typeof(x))
+    if not any(spec):
+        return None
+    halves = zip(spec, _grid(x.shape, extents), strict=True)
+    pairs = [(name, None) if grid != 1 else (None, name) for name, grid in halves]
+    spec = PartitionSpec(*(name for pair in pairs for name in pair))
+    return NamedSharding(sharding.mesh, spec)
+
+
 def _bits(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
 
@@ -277,6 +311,10 @@ def _largest(x: jax.Array, extents: tuple) -> jax.Array:
     size = code & word((1 << (fmt.bits - 1)) - 1)
     size = jnp.where(size > word(fmt.largest_code), word(0), size)
     pairs = zip(_grid(x.shape, extents), extents, strict=True)
-    split = size.reshape([k for pair in pairs for k in pair])
+    split = lax.reshape(
+        size,
+        [k for pair in pairs for k in pair],
+        out_sharding=_split_sharding(x, extents),
+    )
     top = split.max(tuple(range(1, 2 * x.ndim, 2)), initial=0)
     return lax.bitcast_convert_type(top, x.dtype)

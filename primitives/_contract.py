@@ -262,10 +262,7 @@ def chain(a, b, c, dims: Dims, policy: MmaPolicy, acc):
 
     # -0.0 is the identity of a float sum, so that the first product keeps its bits.
     start = jnp.full(shape, -0.0, acc) if c is None else c
-    count = sides[0][0].shape[0]
-    if not isinstance(count, int):  # symbolic, in an export
-        return lax.fori_loop(0, jnp.asarray(count, jnp.int32), body, start)
-    return _fold.steps(count, body, start, _UNROLL)
+    return _fold.steps(sides[0][0].shape[0], body, start, _UNROLL)
 
 
 def _at(v, i):

@@ -47,6 +47,8 @@ def join(spec: Spec, a: Sequence, a_valid, b: Sequence, b_valid) -> tuple[list, 
 
 def steps(n: int, body, carry, unroll: int = 1):
     """`fori_loop(0, n, ...)` with `unroll` steps written out in the body."""
+    if not isinstance(n, int):  # symbolic, in an export
+        return lax.fori_loop(0, jnp.asarray(n, jnp.int32), body, carry)
     if n <= unroll:
         for i in range(n):
             carry = body(i, carry)
@@ -145,7 +147,10 @@ def split(leaves: Sequence, axis: int, chunks: int, fill: Any = 0) -> list:
 
 def chunk_count(shape: Sequence[int], axis: int, lanes: int = 4096) -> int:
     """How many pieces of `axis` run side by side to fill the vector units."""
-    batch = max(1, _size(shape) // max(1, shape[axis]))
+    if not isinstance(shape[axis], int):
+        return 1
+    batch = _size([n for n in shape if isinstance(n, int)]) // max(1, shape[axis])
+    batch = max(1, batch)
     return max(1, min(lanes // batch, shape[axis] // 16))
 
 

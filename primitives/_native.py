@@ -37,7 +37,8 @@ def _add(x, axes):
 def _split_on_cpu(x) -> bool:
     """Whether XLA may reduce these floats in parts, by kernels of its own."""
     floating = jnp.issubdtype(x.dtype, jnp.floating)
-    return floating and x.size >= 1024 and PLATFORM.get() == "cpu"
+    long = not isinstance(x.size, int) or x.size >= 1024  # a symbolic size may be
+    return floating and long and PLATFORM.get() == "cpu"
 
 
 def _signed_zero(x, total, axes):

@@ -76,7 +76,7 @@ def elementwise_jvp(fn: Callable, values: Sequence, tangents: Sequence) -> Any:
 def finish_tangents(spec: Spec, state, dstate, finish: bool, out) -> list:
     """Tangents of the outputs from those of the state's float leaves."""
     floats, _ = _split(state)
-    full = [np.zeros(v.shape, jax.dtypes.float0) for v in state]
+    full: list = [None] * len(state)
     for i, d in zip(floats, dstate, strict=True):
         full[i] = d
 

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.errors import InconclusiveDimensionOperation
 from jax.interpreters import ad
 
 from jaxtile._jax_private import iota_like
@@ -46,9 +47,10 @@ def _abstract(*avals, spec: Spec, axes, policy, seeded, masked, finish, out):
     shape = elements[0].shape
     kept = tuple(d for d in range(len(shape)) if d not in axes)
     check_operands("reduce", spec, policy, elements, init, mask, kept, axes)
-    count = int(np.prod([shape[d] for d in axes]))
+    sizes = [shape[d] for d in axes]
+    _check_symbolic(sizes, policy)
     # A mask may leave nothing too, but only at run time; see _settle.
-    if count == 0 and not seeded and not spec.has_empty:
+    if 0 in sizes and not seeded and not spec.has_empty:
         raise TileShapeError(
             message(
                 "reduce",
@@ -58,6 +60,29 @@ def _abstract(*avals, spec: Spec, axes, policy, seeded, masked, finish, out):
             )
         )
     return [Out(tuple(shape[d] for d in kept), d, kept) for d in out]
+
+
+def _check_symbolic(sizes, policy):
+    """Refuse a symbolic size, of an export, that the reference cannot serve."""
+    for n in sizes:
+        if isinstance(n, int):
+            continue
+        try:
+            some = n >= 1
+        except InconclusiveDimensionOperation:
+            some = False
+        if some and policy.kind is not Kind.FIXED:
+            continue
+        known = "known sizes" if some else "sizes that are 1 or more"
+        raise TileShapeError(
+            message(
+                "reduce",
+                expected=f"{known} along the reduced axes under policy {policy}",
+                got=f"the symbolic size {n}",
+                way_out="Export with an integer there"
+                + (", or by another policy." if some else ", or constrain the size."),
+            )
+        )
 
 
 def _settle(spec, state, valid, shape):
@@ -95,7 +120,8 @@ def _any_tree(spec, elements, mask, axis, policy, platform):
         free = policy.permits(Transform.PERMUTE) and spec.reducer.exact_identity
         if free and mask is None:
             return _native.variadic(spec, spec.lift(elements), axis), None
-        return _fold.tree(spec, spec.lift(elements), mask, axis)
+        if isinstance(shape[axis], int):
+            return _fold.tree(spec, spec.lift(elements), mask, axis)
     chunks = _fold.chunk_count(shape, axis)
     if chunks == 1:
         return _fold.fold(spec, elements, axis, None, mask)
@@ -115,7 +141,7 @@ def _state(elements, init, mask, spec, axes, policy, platform):
     """The raw state of every fibre."""
     shape = elements[0].shape
     kept = tuple(s for d, s in enumerate(shape) if d not in axes)
-    if int(np.prod([shape[d] for d in axes])) == 0:
+    if 0 in [shape[d] for d in axes]:
         return list(init) if init is not None else spec.empty(kept)
     if _native.permitted(spec, policy):
         found = _native_tree(spec, elements, mask, axes, platform)
@@ -282,9 +308,9 @@ def _jvp(primals, tangents, **params):
     if spec.reducer.native == "add":
         d = bind_reduce(spec, de, dz, mask, out=out, **order)
         return outs, d
-    size = int(np.prod([elements[0].shape[d] for d in axes]))
+    empty = 0 in [elements[0].shape[d] for d in axes]
     state = bind_reduce(spec, elements, init, mask, finish=False, **order)
-    if size == 0:
+    if empty:
         dstate = [t for t in dz if t.dtype != jax.dtypes.float0]
     else:
         dstate = _tangents(spec, elements, init, mask, de, dz, state=state, **order)

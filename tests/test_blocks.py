@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import codes
 import jaxtile as jt
@@ -183,6 +184,20 @@ def test_a_scale_for_a_tensor_a_channel_or_a_block(block, grid):
     named = dict(scale_format="float32", out_dtype=jnp.float32)
     fused = jt.quantize_blocks(x, "float8_e4m3fn", block, **named)
     np.testing.assert_array_equal(fused, y)
+
+
+def test_blocks_across_devices_of_an_explicit_mesh():
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
+    x = jnp.arange(1, 97, dtype=jnp.float32).reshape(8, 12)
+    rows = jax.device_put(x, NamedSharding(mesh, PartitionSpec("d")))
+    with jax.set_mesh(mesh):
+        for block in ((2, 1), (None, 1), (8, 3), (1, 3)):
+            got = jt.quantize_blocks(rows, "int8", block)
+            jax.tree.map(
+                np.testing.assert_array_equal, got, jt.quantize_blocks(x, "int8", block)
+            )
+        with pytest.raises(TileShapeError, match="2 blocks, sharded.*reshard"):
+            jt.quantize_blocks(rows, "int8", (4, 1))
 
 
 def test_up_never_saturates_and_ocp_may():

@@ -102,6 +102,8 @@ def test_export_with_symbolic_sizes():
     made = jax.export.export(jax.jit(lambda *xs: jt.einsum(spec, *xs)))(*shapes)
     xs = _small([(2, 3), (3, 4), (4, 2)])
     np.testing.assert_array_equal(made.call(*xs), np.einsum(spec, *xs))
+    rows = jax.export.export(jax.jit(lambda x: jt.einsum("ij->i", x)))(shapes[0])
+    np.testing.assert_array_equal(rows.call(xs[0]), xs[0].sum(1))
 
 
 def test_nan_off_the_diagonal_stays_there():

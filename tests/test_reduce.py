@@ -11,7 +11,50 @@ from hypothesis import given, settings
 import jaxtile as jt
 import oracle
 from fibres import REDUCERS, STRICT, floats, rng_of, stacked
+from jaxtile.errors import TileShapeError
 from oracle import same_bits
+
+
+def _exported(fn, spec, *dtypes):
+    """fn on symbolic shapes, through export."""
+    shape = jax.export.symbolic_shape(spec)
+    args = [jax.ShapeDtypeStruct(shape, d) for d in dtypes]
+    return jax.export.export(jax.jit(fn))(*args).call
+
+
+SYMBOLIC = ["unordered_tree", "ordered_tree", "fold_left", "fold_right"]
+
+
+@pytest.mark.parametrize("policy", [*SYMBOLIC, "fixed_tree"])
+@pytest.mark.parametrize("spec", ["m, 64", "4, n", "m, n"])
+@pytest.mark.parametrize("reducer", [jt.add, jt.maximum, jt.argmax], ids=repr)
+def test_export_with_symbolic_sizes(reducer, spec, policy):
+    def run(x, keep):
+        return jt.reduce(x, 1, reducer, policy=policy, where=keep)
+
+    if policy == "fixed_tree" and "n" in spec:
+        with pytest.raises(TileShapeError, match="known sizes.*by another policy"):
+            _exported(run, spec, np.float32, bool)
+        return
+    call = _exported(run, spec, np.float32, bool)
+    x = rng_of(spec).integers(-9, 9, (4, 64)).astype(np.float32)  # exact in any order
+    jax.tree.map(np.testing.assert_array_equal, call(x, x > 3), run(x, x > 3))
+
+
+@pytest.mark.parametrize("policy", SYMBOLIC)
+def test_derivatives_on_symbolic_sizes(policy):
+    def run(x):
+        y = jt.reduce(x, 1, jt.maximum, policy=policy) ** 2
+        return jt.reduce(y, 0, jt.add, policy=policy)
+
+    x = floats(rng_of("symbolic"), (3, 17))
+    call = _exported(jax.grad(run), "m, n", np.float32)
+    same_bits(call(x), jax.grad(run)(x))
+
+
+def test_a_symbolic_size_that_may_be_zero():
+    with pytest.raises(TileShapeError, match="1 or more.*n - 1.*constrain"):
+        _exported(lambda x: jt.reduce(x[1:], 0, jt.add), "n", np.float32)
 
 
 @pytest.mark.parametrize("policy", ["unordered_tree", *STRICT])
