@@ -160,7 +160,8 @@ def _path(letters, out, arrays, optimize) -> list[tuple[int, ...]]:
 
     if len(arrays) <= 2 and isinstance(optimize, str):
         attempt("einsum", tell, opt_einsum.paths.get_path_fn, optimize)
-    find = functools.partial(opt_einsum.contract_path, optimize=optimize, shapes=True)
+    plan: Any = opt_einsum.contract_path
+    find = functools.partial(plan, optimize=optimize, shapes=True)
     path, _ = attempt("einsum", tell, find, spec, *shapes)
     steps = [tuple(step) for step in path]
     attempt("einsum", tell, _check_path, steps, len(arrays))
