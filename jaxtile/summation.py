@@ -153,7 +153,9 @@ def _path(letters, out, arrays, optimize) -> list[tuple[int, ...]]:
         return [tuple(range(len(arrays)))]
     spec = f"{','.join(letters)}->{out}"
     # The planner wants integers; what it makes of a symbolic size changes no result.
-    shapes = [[n if isinstance(n, int) else _SOME for n in x.shape] for x in arrays]
+    shapes = [
+        tuple(n if isinstance(n, int) else _SOME for n in x.shape) for x in arrays
+    ]
 
     def tell():
         return "optimize as opt_einsum.contract_path takes it", 'Write "auto".'
