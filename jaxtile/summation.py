@@ -160,13 +160,18 @@ def _path(letters, out, arrays, optimize) -> list[tuple[int, ...]]:
     def tell():
         return "optimize as opt_einsum.contract_path takes it", 'Write "auto".'
 
-    if len(arrays) <= 2 and isinstance(optimize, str):
-        attempt("einsum", tell, opt_einsum.paths.get_path_fn, optimize)
+    attempt("einsum", tell, _check_name, optimize)
     find = functools.partial(opt_einsum.contract_path, optimize=optimize, shapes=True)
     path, _ = attempt("einsum", tell, find, spec, *shapes)
     steps = [tuple(step) for step in path]
     attempt("einsum", tell, _check_path, steps, len(arrays))
     return steps
+
+
+def _check_name(optimize: Any):
+    """opt_einsum looks names up for three operands or more."""
+    if isinstance(optimize, str):
+        opt_einsum.paths.get_path_fn(optimize)
 
 
 def _check_path(steps: Sequence, left: int):
