@@ -153,19 +153,26 @@ def _path(letters, out, arrays, optimize) -> list[tuple[int, ...]]:
         return [tuple(range(len(arrays)))]
     spec = f"{','.join(letters)}->{out}"
     # The planner wants integers; what it makes of a symbolic size changes no result.
-    shapes = [[n if isinstance(n, int) else _SOME for n in x.shape] for x in arrays]
+    shapes = [
+        tuple(n if isinstance(n, int) else _SOME for n in x.shape) for x in arrays
+    ]
 
     def tell():
         return "optimize as opt_einsum.contract_path takes it", 'Write "auto".'
 
-    if len(arrays) <= 2 and isinstance(optimize, str):
-        attempt("einsum", tell, opt_einsum.paths.get_path_fn, optimize)
+    attempt("einsum", tell, _check_name, optimize)
     plan: Any = opt_einsum.contract_path
     find = functools.partial(plan, optimize=optimize, shapes=True)
     path, _ = attempt("einsum", tell, find, spec, *shapes)
     steps = [tuple(step) for step in path]
     attempt("einsum", tell, _check_path, steps, len(arrays))
     return steps
+
+
+def _check_name(optimize: Any):
+    """opt_einsum looks names up for three operands or more."""
+    if isinstance(optimize, str):
+        opt_einsum.paths.get_path_fn(optimize)
 
 
 def _check_path(steps: Sequence, left: int):
