@@ -30,11 +30,14 @@ class Dims(NamedTuple):
     Args:
         a, b: of the operands.
         out: of the result and the seed.
+        across: on an explicit mesh the sum may cross devices: a cotangent's, whose
+            sharding is known.
     """
 
     a: tuple[int, ...]
     b: tuple[int, ...]
     out: tuple[int, ...]
+    across: bool = False
 
     @property
     def contracted(self) -> tuple[int, ...]:
@@ -59,10 +62,11 @@ class Dims(NamedTuple):
         return tuple(sizes[d] for d in self.out)
 
 
-def numbered(a: Sequence, b: Sequence, out: Sequence) -> Dims:
+def numbered(a: Sequence, b: Sequence, out: Sequence, across: bool = False) -> Dims:
     """`Dims` of any hashable labels."""
     number = {d: i for i, d in enumerate(dict.fromkeys((*a, *b)))}
-    return Dims(*(tuple(number[d] for d in each) for each in (a, b, out)))
+    a, b, out = (tuple(number[d] for d in each) for each in (a, b, out))
+    return Dims(a, b, out, across)
 
 
 def is_narrow(acc) -> bool:

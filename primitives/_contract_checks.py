@@ -90,7 +90,8 @@ def check_sizes(op: str, a, b, dims: Dims, names: Sequence[str] | None = None) -
 def check_labels(a, b, dims: Dims) -> None:
     """Refuse labels that name no contraction."""
     known = [len(x.shape) == len(labels) for x, labels in ((a, dims.a), (b, dims.b))]
-    distinct = all(len(set(labels)) == len(labels) for labels in dims)
+    each = (dims.a, dims.b, dims.out)
+    distinct = all(len(set(labels)) == len(labels) for labels in each)
     spans = {*dims.a, *dims.b}
     alone = [d for d in spans if (d in dims.a) != (d in dims.b) and d not in dims.out]
     ordered = dims.a == tuple(range(len(dims.a)))
@@ -131,8 +132,10 @@ def check_policy(policy: MmaPolicy, acc, k: Sequence) -> None:
 def spec_of(avals, dims: Dims) -> tuple:
     """The explicit mesh axes of the result's dimensions."""
     found: dict = {}
-    for aval, labels in zip(avals, dims, strict=False):
+    for aval, labels in zip(avals, (dims.a, dims.b), strict=True):
         for entry, d in zip(sharding_spec(aval), labels, strict=True):
+            if entry is not None and d in dims.contracted and dims.across:
+                continue
             if entry is not None and d in dims.contracted:
                 _fail_sharding(f"K not sharded: axis {labels.index(d)}", entry)
             if entry is not None and found.setdefault(d, entry) != entry:

@@ -63,7 +63,8 @@ def bind_mma(
     Args:
         a, b: the operands.
         c: the seed, of the result's shape and in the accumulator's dtype, or None.
-        labels: of a's axes, of b's, and of the result's: any hashable values.
+        labels: of a's axes, of b's, and of the result's: any hashable values; perhaps
+            `Dims.across`.
         policy: the `MmaPolicy`.
         acc: the accumulator's dtype.
         out: the dtype that the result narrows to, once, at the end.
@@ -187,9 +188,9 @@ def _transpose(cts, *operands, roles, policy, acc, seeded, region, out, implemen
     rule = functools.partial(_cotangent, policy=policy, acc=acc, implementation=name)
     outs: list = [None] * len(operands)
     if unknown[0]:
-        outs[0] = rule(ct, b, (roles.out, roles.b, roles.a), a.aval.dtype)
+        outs[0] = rule(ct, b, (roles.out, roles.b, roles.a, True), a.aval.dtype)
     if unknown[1]:
-        outs[1] = rule(a, ct, (roles.a, roles.out, roles.b), b.aval.dtype)
+        outs[1] = rule(a, ct, (roles.a, roles.out, roles.b, True), b.aval.dtype)
     if seeded and unknown[2]:
         outs[2] = convert(ct, acc)
     return outs
@@ -238,7 +239,8 @@ def _batch(args, places, *, roles, policy, acc, seeded, region, out, implementat
         z = _front(rule(a, b, None if pc is not None else c, roles), None, size)
         z = z if pc is None else jnp.moveaxis(c, pc, 0) + z
     else:
-        labels = (_labels(roles.a, pa), _labels(roles.b, pb), (_NEW, *roles.out))
+        labels = _labels(roles.a, pa), _labels(roles.b, pb), (_NEW, *roles.out)
+        labels = (*labels, roles.across)
         seed = None if c is None else _front(c, pc, size)
         rule = functools.partial(rule, a, b, seed, labels)
         if all(p is None for p in ps):

@@ -108,6 +108,22 @@ def test_a_sharded_contraction_on_an_explicit_mesh():
         assert out.sharding.spec[0] == "rows"
 
 
+@pytest.mark.parametrize("policy", [None, STRICT], ids=["any", "kept"])
+def test_gradients_of_shared_weights_add_up_across_devices(mesh, policy):
+    a, b = _put(mesh, A, P(None, "rows")), _put(mesh, B[0], P())
+    spec = "bmk,kn->bmn"
+
+    def loss(a, b):
+        return jnp.sum(jnp.tanh(jt.mma(a, b, policy=policy, spec=spec)))
+
+    want = jax.grad(loss, (0, 1))(A, B[0])
+    got = jax.jit(jax.grad(loss, (0, 1)))(a, b)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4)
+    assert got[0].sharding.spec[1] == "rows"
+    assert got[1].sharding.is_fully_replicated
+
+
 def test_gradients_and_shard_map(mesh):
     a, b = _put(mesh, A, P("rows")), _put(mesh, B, P("rows"))
 
