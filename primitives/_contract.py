@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +25,8 @@ from jaxtile.primitives._scalar import convert, evaluate
 _UNROLL = 8
 
 
-class Dims(NamedTuple):
+@dataclass(frozen=True)
+class Dims:
     """The labels of an mma's axes; the first operand's are 0, 1, 2, ...
 
     Args:
@@ -38,6 +40,9 @@ class Dims(NamedTuple):
     b: tuple[int, ...]
     out: tuple[int, ...]
     across: bool = False
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return iter((self.a, self.b, self.out))
 
     @property
     def contracted(self) -> tuple[int, ...]:

@@ -56,6 +56,7 @@ def bind_mma(
     out=None,
     region: Region | None = None,
     captured: Sequence = (),
+    across: bool = False,
     implementation: str | None = None,
 ):
     """Bind `mma_p` from its parts.
@@ -63,13 +64,13 @@ def bind_mma(
     Args:
         a, b: the operands.
         c: the seed, of the result's shape and in the accumulator's dtype, or None.
-        labels: of a's axes, of b's, and of the result's: any hashable values; perhaps
-            `Dims.across`.
+        labels: of a's axes, of b's, and of the result's: any hashable values.
         policy: the `MmaPolicy`.
         acc: the accumulator's dtype.
         out: the dtype that the result narrows to, once, at the end.
         region: the epilogue, or None.
         captured: its leading operands, scalars.
+        across: as in `Dims`.
         implementation: None picks what runs it; a name insists.
 
     Returns:
@@ -78,7 +79,7 @@ def bind_mma(
     operands = [a, b, *(() if c is None else (c,)), *captured]
     return mma_p.bind(
         *align_varying(operands),
-        roles=numbered(*labels),
+        roles=numbered(*labels, across=across),
         policy=policy,
         acc=np.dtype(acc),
         seeded=c is not None,
@@ -144,7 +145,9 @@ def _jvp(primals, tangents, *, roles, policy, acc, seeded, region, out, implemen
     a, b, c, scalars = unpack(primals, seeded)
     da, db, dc, ds = unpack(tangents, seeded)
     narrow = acc if region is not None else out
-    rule = functools.partial(bind_mma, labels=roles, policy=policy, acc=acc)
+    rule = functools.partial(
+        bind_mma, labels=roles, policy=policy, acc=acc, across=roles.across
+    )
     y = rule(a, b, c, out=narrow, implementation=implementation)
     moving = [t for t in tangents if t is not None and has_tangent(t)]
     if not moving or not jnp.issubdtype(out, jnp.floating):
@@ -188,9 +191,9 @@ def _transpose(cts, *operands, roles, policy, acc, seeded, region, out, implemen
     rule = functools.partial(_cotangent, policy=policy, acc=acc, implementation=name)
     outs: list = [None] * len(operands)
     if unknown[0]:
-        outs[0] = rule(ct, b, (roles.out, roles.b, roles.a, True), a.aval.dtype)
+        outs[0] = rule(ct, b, (roles.out, roles.b, roles.a), a.aval.dtype)
     if unknown[1]:
-        outs[1] = rule(a, ct, (roles.a, roles.out, roles.b, True), b.aval.dtype)
+        outs[1] = rule(a, ct, (roles.a, roles.out, roles.b), b.aval.dtype)
     if seeded and unknown[2]:
         outs[2] = convert(ct, acc)
     return outs
@@ -204,6 +207,7 @@ def _cotangent(a, b, labels, dtype, *, policy, acc, implementation):
         *(a, b, None, labels),
         policy=policy,
         acc=acc,
+        across=True,
         implementation=implementation,
     )
     if fmt.category is formats.Category.ARITHMETIC:
@@ -230,7 +234,11 @@ def _batch(args, places, *, roles, policy, acc, seeded, region, out, implementat
     a, b, c, scalars = unpack(args, seeded)
     pa, pb, pc, ps = unpack(places, seeded)
     rule = functools.partial(
-        bind_mma, policy=policy, acc=acc, implementation=implementation
+        bind_mma,
+        policy=policy,
+        acc=acc,
+        across=roles.across,
+        implementation=implementation,
     )
     if pa is pb is None and pc is not None and _contract.is_chain(policy, acc):
         # A chain starts from its seed, so each seed has a product of its own.
@@ -240,7 +248,6 @@ def _batch(args, places, *, roles, policy, acc, seeded, region, out, implementat
         z = z if pc is None else jnp.moveaxis(c, pc, 0) + z
     else:
         labels = _labels(roles.a, pa), _labels(roles.b, pb), (_NEW, *roles.out)
-        labels = (*labels, roles.across)
         seed = None if c is None else _front(c, pc, size)
         rule = functools.partial(rule, a, b, seed, labels)
         if all(p is None for p in ps):
