@@ -23,12 +23,30 @@ from jax.interpreters import ad
 
 from jaxtile._jax_private import iota_like
 from jaxtile.catalogue import logical_or
+from jaxtile.errors import NoDerivativeError, message
 from jaxtile.policy import Policy, ordered_tree
 from jaxtile.primitives._bind import bind_scan, raw_prefixes
 from jaxtile.primitives._fold import shift_in
 from jaxtile.primitives._scalar import convert, elementwise
 from jaxtile.primitives._spec import Spec, make_spec
 from jaxtile.recurrences import matrix_affine
+
+
+def require_linear(op: str, spec: Spec) -> None:
+    """Refuse to transpose a reduction that is not linear in its elements.
+
+    Raises:
+        NoDerivativeError: the reducer is not add.
+    """
+    if spec.reducer.native != "add":
+        raise NoDerivativeError(
+            message(
+                op,
+                expected="a linear reducer (add) to transpose",
+                got=repr(spec.reducer),
+                way_out="Only add is linear in its elements; use jax.vjp.",
+            )
+        )
 
 
 def is_float(dtype: Any) -> bool:

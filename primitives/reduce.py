@@ -25,7 +25,7 @@ from jax.interpreters import ad
 
 from jaxtile._jax_private import iota_like
 from jaxtile.catalogue import add as ADD
-from jaxtile.errors import NoDerivativeError, TileShapeError, message
+from jaxtile.errors import TileShapeError, message
 from jaxtile.policy import Kind, Transform, ordered_tree
 from jaxtile.primitives import _fold, _native
 from jaxtile.primitives._bind import bind_reduce, of_tangent, reduce_p
@@ -39,6 +39,7 @@ from jaxtile.primitives._tangent import (
     float_tangent,
     is_zero,
     prefix_tangents,
+    require_linear,
 )
 
 
@@ -319,15 +320,7 @@ def _jvp(primals, tangents, **params):
 
 def _transpose(cotangents, *operands, spec, axes, seeded, masked, **params):
     elements, init, mask = unpack(spec, operands, seeded, masked)
-    if spec.reducer.native != "add":
-        raise NoDerivativeError(
-            message(
-                "reduce",
-                expected="a linear reducer (add) to transpose",
-                got=repr(spec.reducer),
-                way_out="Only add is linear in its elements; use jax.vjp.",
-            )
-        )
+    require_linear("reduce", spec)
     (ct,) = cotangents
     if type(ct) is ad.Zero:
         return [

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import ad
 
-from jaxtile.errors import NoDerivativeError, TileShapeError, TileTypeError, message
+from jaxtile.errors import TileShapeError, TileTypeError, message
 from jaxtile.policy import Kind
 from jaxtile.primitives import _fold, _native, _segments
 from jaxtile.primitives._define import Out, define
@@ -35,7 +35,7 @@ from jaxtile.primitives._operands import check_operands
 from jaxtile.primitives._scalar import convert
 from jaxtile.primitives._scatter_rules import jvp
 from jaxtile.primitives._spec import Spec
-from jaxtile.primitives._tangent import is_float
+from jaxtile.primitives._tangent import is_float, require_linear
 from jaxtile.primitives.gather import check_index
 
 
@@ -176,15 +176,7 @@ def _reference(
 
 def _transpose(cotangents, *operands, spec, axis, batch, seeded, **params):
     elements, index, init = unpack_scatter(spec, operands, seeded)
-    if spec.reducer.native != "add":
-        raise NoDerivativeError(
-            message(
-                "scatter",
-                expected="a linear reducer (add) to transpose",
-                got=repr(spec.reducer),
-                way_out="Only add is linear in its elements; use jax.vjp.",
-            )
-        )
+    require_linear("scatter", spec)
     (ct,) = cotangents
     if type(ct) is ad.Zero:
         return [

@@ -1,7 +1,7 @@
 """mma on whole arrays: matrix products on the tensor cores, the seed and epilogue fused.
 
-XLA's own dot is as fast for a bare product. These kernels are for what it does in more
-passes or not at all: a seed, an epilogue and a narrowing in one read and one write, sums
+A bare product is left to XLA's own dot. These kernels are for what it does in more passes
+or not at all: a seed, an epilogue and a narrowing in one read and one write, sums
 promoted to float32, float32 inputs in bfloat16 parts, and chains in the order of K.
 """
 
@@ -130,7 +130,9 @@ def _slower(*avals, roles, policy, acc, seeded, region, out):
     bare = not seeded and region is None and policy.promote_every is None
     bare = bare and not _contract.is_chain(policy, acc)
     if bare and np.dtype(out) == acc:
-        return "XLA's own dot is as fast; insist on the kernel by implementation="
+        return (
+            "XLA's own dot takes one pass too; insist on the kernel by implementation="
+        )
     sizes = roles.sizes(a.shape, b.shape)
     m, n = (math.prod(sizes[d] for d in g) for g in _groups(roles)[1:3])
     if min(m, n) < _LEAST:
