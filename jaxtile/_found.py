@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, Primitive
 
 from jaxtile.pallas_lowering import NAMES, _registry
 from jaxtile.primitives import _scalar
@@ -38,15 +38,24 @@ class Found(NamedTuple):
         return self.eqn.primitive.name.removeprefix("tile_")
 
 
-def find(jaxpr: Jaxpr, place: str = ARRAY, times: int = 1) -> Iterator[Found]:
+# Equations that hold no jaxpr before a platform is known: `(eqn, platform) -> jaxpr`.
+OPENS: dict[Primitive, Callable[[Any, str], Jaxpr]] = {}
+
+
+def find(
+    jaxpr: Jaxpr, place: str = ARRAY, times: int = 1, platform: str = ""
+) -> Iterator[Found]:
     """Every tile op of a jaxpr, in order, through calls, loops and kernels."""
     for eqn in jaxpr.eqns:
         if eqn.primitive in REFERENCES:
             yield Found(eqn, place, times)
             continue
         inside = _place(eqn) or place
-        for inner in _scalar.inner_jaxprs(eqn):
-            yield from find(inner, inside, times * _trips(eqn))
+        inners = _scalar.inner_jaxprs(eqn)
+        if eqn.primitive in OPENS:
+            inners = [OPENS[eqn.primitive](eqn, platform)]
+        for inner in inners:
+            yield from find(inner, inside, times * _trips(eqn), platform)
 
 
 def _trips(eqn) -> int:

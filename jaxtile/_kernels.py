@@ -30,31 +30,95 @@ def _wide(ref: Any) -> Any:
     return cast(tile, formats.accumulator(tile.dtype))
 
 
-@kernel(out=_same)
-def softmax(nest: Nest, x, y, *, block=_ROWS):
+# The longest row that stays in a GPU's registers, and the pieces of longer ones.
+_LONGEST, _PIECE = 16384, 4096
+
+
+def _rows_in_registers(x: Any, *rest: Any) -> dict[str, int]:
+    cols = x.shape[1]
+    if cols > _LONGEST:
+        return {"block": 1, "width": _PIECE}
+    return {"block": max(1, 2048 >> (cols - 1).bit_length())}
+
+
+_BY_ROWS = {"triton": _rows_in_registers}
+
+
+@kernel(out=_same, tuned=_BY_ROWS)
+def softmax(nest: Nest, x, y, *, block=_ROWS, width=None):
+    if width is not None:
+        return _long_softmax(nest, x, y, block, width)
     rows, cols = nest.parallel(x.shape[0], block), Dim("cols")
     t = _wide(x.tile(rows, cols))
     e = elementwise.exp(t - reduce(t, cols, catalogue.maximum))
     y.tile(rows, cols).store(cast(e / reduce(e, cols, catalogue.add), y.dtype))
 
 
-@kernel(out=_same)
-def layer_norm(nest: Nest, x, weight, bias, y, *, eps, block=_ROWS):
-    rows, cols = nest.parallel(x.shape[0], block), Dim("cols")
-    t = _wide(x.tile(rows, cols))
-    m = reduce(t, cols, composite.welford)
+def _long_softmax(nest: Nest, x, y, block, width):
+    rows = nest.parallel(x.shape[0], block)
+    zero = nest.zeros(rows, formats.accumulator(x.dtype))
+    # A finite start: after a piece that is all -inf the sum is 0, not NaN.
+    lowest = float(jnp.finfo(zero.dtype).min)
+
+    @nest.pipeline(x.shape[1], width, init=(zero + lowest, zero))
+    def state(cols, s):
+        t = _wide(x.tile(rows, cols))
+        high = catalogue.maximum(s[0], reduce(t, cols.dim, catalogue.maximum))
+        more = reduce(elementwise.exp(t - high), cols.dim, catalogue.add)
+        return high, s[1] * elementwise.exp(s[0] - high) + more
+
+    @nest.pipeline(x.shape[1], width)
+    def _(cols):
+        e = elementwise.exp(_wide(x.tile(rows, cols)) - state[0])
+        y.tile(rows, cols).store(cast(e / state[1], y.dtype))
+
+
+def _of_rows(nest: Nest, x, block, width, init, step):
+    """The last state of a row's pieces, or of the row as one; and what walks them."""
+    rows = nest.parallel(x.shape[0], block)
+    if width is None:
+        cols = Dim("cols")
+        t = _wide(x.tile(rows, cols))
+        return rows, step(t, cols, None), lambda body: body(cols, t)
+
+    def each(body):
+        nest.pipeline(x.shape[1], width)(lambda c: body(c, _wide(x.tile(rows, c))))
+
+    start = init(nest.zeros(rows, formats.accumulator(x.dtype)))
+    state = nest.pipeline(x.shape[1], width, init=start)(
+        lambda c, s: step(_wide(x.tile(rows, c)), c.dim, s)
+    )
+    return rows, state, each
+
+
+@kernel(out=_same, tuned=_BY_ROWS)
+def layer_norm(nest: Nest, x, weight, bias, y, *, eps, block=_ROWS, width=None):
+    def moments(t, dim, seen):
+        return reduce(t, dim, composite.welford, init=seen)
+
+    def start(zero):
+        return composite.Moments(zero, zero, zero)
+
+    rows, m, each = _of_rows(nest, x, block, width, start, moments)
     scale = elementwise.rsqrt(m.m2 / m.count + eps)
-    out = (t - m.mean) * scale * _wide(weight.tile(cols)) + _wide(bias.tile(cols))
-    y.tile(rows, cols).store(cast(out, y.dtype))
+
+    @each
+    def _(cols, t):
+        out = (t - m.mean) * scale * _wide(weight.tile(cols)) + _wide(bias.tile(cols))
+        y.tile(rows, cols).store(cast(out, y.dtype))
 
 
-@kernel(out=_same)
-def rms_norm(nest: Nest, x, weight, y, *, eps, block=_ROWS):
-    rows, cols = nest.parallel(x.shape[0], block), Dim("cols")
-    t = _wide(x.tile(rows, cols))
-    mean = reduce(t * t, cols, catalogue.add) / x.shape[1]
-    out = t * elementwise.rsqrt(mean + eps) * _wide(weight.tile(cols))
-    y.tile(rows, cols).store(cast(out, y.dtype))
+@kernel(out=_same, tuned=_BY_ROWS)
+def rms_norm(nest: Nest, x, weight, y, *, eps, block=_ROWS, width=None):
+    def squares(t, dim, seen):
+        return reduce(t * t, dim, catalogue.add, init=seen)
+
+    rows, total, each = _of_rows(nest, x, block, width, lambda zero: zero, squares)
+    scale = elementwise.rsqrt(total / x.shape[1] + eps)
+
+    @each
+    def _(cols, t):
+        y.tile(rows, cols).store(cast(t * scale * _wide(weight.tile(cols)), y.dtype))
 
 
 @kernel(out=lambda x, w, labels: jax.ShapeDtypeStruct(labels.shape, jnp.float32))
@@ -97,8 +161,11 @@ online_softmax = Reducer(
 )
 
 
-@kernel(out=lambda q, k, v, lengths: q)
-def attention(nest: Nest, q, k, v, lengths, y, *, causal, scale, block=128):
+_ON_TENSOR_CORES = {"triton": {"block": 128, "keys": 64, "num_warps": 8}}
+
+
+@kernel(out=lambda q, k, v, lengths: q, tuned=_ON_TENSOR_CORES)
+def attention(nest: Nest, q, k, v, lengths, y, *, causal, scale, block=128, keys=None):
     batch, heads = nest.parallel(q.shape[0]), nest.parallel(q.shape[1])
     group, rows = nest.parallel(q.shape[2]), nest.parallel(q.shape[3], block)
     depth, width = Dim("depth"), Dim("width")
@@ -107,7 +174,7 @@ def attention(nest: Nest, q, k, v, lengths, y, *, causal, scale, block=128):
     zero = nest.zeros(rows, jnp.float32)
     start = (zero + _LOWEST, zero, nest.zeros((rows, width), jnp.float32))
 
-    @nest.reduce(k.shape[2], block, init=start, contract=online_softmax)
+    @nest.reduce(k.shape[2], keys or block, init=start, contract=online_softmax)
     def state(keys, s):
         top, total, acc = s
         nothing = nest.zeros((rows, keys), jnp.float32)
@@ -146,7 +213,10 @@ def recurrence(nest: Nest, x, decay, gate, rate, y, *, block=128, lanes=128):
         return last[1]
 
 
-@kernel(out=lambda a, b, bias: jax.ShapeDtypeStruct((a.shape[0], b.shape[1]), a.dtype))
+@kernel(
+    out=lambda a, b, bias: jax.ShapeDtypeStruct((a.shape[0], b.shape[1]), a.dtype),
+    tuned={"triton": {"block": 128, "num_warps": 8}},
+)
 def linear_gelu(nest: Nest, a, b, bias, y, *, block=128):
     m, n = nest.parallel(a.shape[0], block), nest.parallel(b.shape[1], block)
 

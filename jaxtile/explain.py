@@ -247,7 +247,8 @@ def explain(
     def explained(*args: Any, **kwargs: Any) -> Report:
         jaxpr = _jaxpr_of("explain", fn, args, kwargs)
         where = platform or _jax_private.default_platform()
-        return Report(tuple(_entry(found, where) for found in _found.find(jaxpr)))
+        every = _found.find(jaxpr, platform=where)
+        return Report(tuple(_entry(found, where) for found in every))
 
     return explained
 

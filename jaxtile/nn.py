@@ -153,7 +153,7 @@ def attention(
     causal: bool = False,
     lengths: Any = None,
     scale: float | None = None,
-    block: int = 128,
+    block: int | None = None,
 ) -> jax.Array:
     """softmax(scale * q k^T) v of each head, as a fold of an online softmax over keys.
 
@@ -163,7 +163,7 @@ def attention(
         causal: row i sees key j where j <= i + length - rows.
         lengths: how many keys each batch element has; None for all of them.
         scale: of the logits; by default 1 / sqrt(depth).
-        block: rows, and keys, of one step.
+        block: rows, and keys, of one step; None for what suits the platform.
 
     Returns:
         An array like q; rows that see no key are zero.
@@ -192,7 +192,8 @@ def attention(
     if lengths.shape != (b,):
         _refuse("attention", f"lengths of shape ({b},)", lengths.shape, way_out)
     split = q.reshape(b, groups, heads // groups, n, depth)
-    run = functools.partial(_kernels.attention, causal=bool(causal), block=block)
+    sizes = {} if block is None else {"block": block, "keys": block}
+    run = functools.partial(_kernels.attention, causal=bool(causal), **sizes)
     scale = 1 / math.sqrt(depth) if scale is None else float(scale)
     return run(split, k, v, lengths.astype(jnp.int32), scale=scale).reshape(q.shape)
 

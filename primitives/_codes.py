@@ -49,6 +49,8 @@ def open_float(x: Any) -> Number:
     """A float in parts; subnormals keep the least exponent and have a short word."""
     source = format_of(x.dtype)
     code = lax.bitcast_convert_type(x, np.dtype(f"uint{source.bits}"))
+    # Not from the wider code: a GPU's conversion drops the sign of a NaN.
+    negative = code >> code.dtype.type(source.bits - 1) == code.dtype.type(1)
     if source.bits == 16:
         source, code = _widened(x, code)
     kind = code.dtype.type
@@ -58,7 +60,7 @@ def open_float(x: Any) -> Number:
     m = fraction | (jnp.minimum(field, kind(1)) << kind(source.fraction_bits))
     special = field == top
     return Number(
-        negative=code >> kind(source.bits - 1) == kind(1),
+        negative=negative,
         exponent=jnp.maximum(field, kind(1)).astype(np.int32) - np.int32(source.bias),
         word=m << kind(width_of(m) - 1 - source.fraction_bits),
         rest=false_like(code),

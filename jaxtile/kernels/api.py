@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jaxtile._checks import as_array, function
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileTypeError, message
 from jaxtile.kernels import realisations
+from jaxtile.primitives._define import REFERENCE
 from jaxtile.tile import Tile, tile
 
 
@@ -20,13 +21,15 @@ class Kernel:
 
     Args:
         body: `(nest, *operands, *results, **config) -> None`.
-        out: what `jaxtile.kernel` takes.
+        out, tuned: what `jaxtile.kernel` takes.
         name: for messages.
     """
 
-    def __init__(self, body: Callable, out: Any, name: str):
+    def __init__(
+        self, body: Callable, out: Any, name: str, tuned: Mapping | None = None
+    ):
         functools.update_wrapper(self, body)
-        self.body, self.out, self.name = body, out, name
+        self.body, self.out, self.name, self.tuned = body, out, name, dict(tuned or {})
         self._jitted = jax.jit(self._call, static_argnums=(0, 1))
 
     def __call__(
@@ -36,11 +39,13 @@ class Kernel:
 
         Args:
             *operands: arrays, tiles or numbers.
-            implementation: None and "reference" run it as plain jax, vectorised over the
+            implementation: "reference" runs it as plain jax, vectorised over the
                 parallel nests; "triton" as a Pallas kernel on CUDA, "interpret" as the
                 same kernel in Pallas' interpreter, "tpu" as one whose grid brings blocks.
-                Derivatives are those of plain jax.
-            **config: the body's keyword arguments, such as block sizes.
+                None is the one that the kernel is tuned for on the platform and the call,
+                else plain jax. Derivatives are those of plain jax.
+            **config: the body's keyword arguments, such as block sizes; and for Triton's
+                launch num_warps and num_stages, which change no result.
 
         Returns:
             The results, in the structure of out.
@@ -59,13 +64,23 @@ class Kernel:
         leaves, tree = jax.tree.flatten(out, is_leaf=is_tile)
         results = [self._result(v) for v in leaves]
         pairs = [(v.array, v.dims) if is_tile(v) else (v, None) for v in operands]
-        call = functools.partial(self.body, **config.values)
-        arrays = realisations.run(implementation, self.name, call, pairs, results)
+        calls = {REFERENCE: self._configured(REFERENCE, config.values, structs)}
+        for name in self.tuned if implementation is None else (implementation,):
+            calls[name] = self._configured(name, config.values, structs)
+        arrays = realisations.run(implementation, calls, pairs, results)
         found = [
             v if dims is None else Tile(v, dims)
             for v, (_, dims) in zip(arrays, results, strict=True)
         ]
         return jax.tree.unflatten(tree, found)
+
+    def _configured(self, name: str, config: dict, structs: list) -> realisations.Call:
+        """The body with the keyword arguments of a realisation."""
+        tuned = self.tuned.get(name, {})
+        every = {**(tuned(*structs) if callable(tuned) else tuned), **config}
+        launch = {k: every.pop(k) for k in LAUNCH if k in every}
+        body = functools.partial(self.body, **every)
+        return realisations.Call(self.name, body, launch)
 
     def _result(self, leaf: Any) -> tuple[Any, Any]:
         """The shape and dtype, and the dims or None, of a leaf of out."""
@@ -107,7 +122,13 @@ class _Config:
         return isinstance(other, _Config) and self._key == other._key
 
 
-def kernel(*, out: Any) -> Callable[[Callable[..., None]], Kernel]:
+# Keyword arguments of the launch, not of the body.
+LAUNCH = ("num_warps", "num_stages")
+
+
+def kernel(
+    *, out: Any, tuned: Mapping[str, Any] | None = None
+) -> Callable[[Callable[..., None]], Kernel]:
     """A kernel, written once as a function of a nest, operands and results.
 
     The body makes nests, loads tiles of its operands and stores tiles of its results.
@@ -118,7 +139,10 @@ def kernel(*, out: Any) -> Callable[[Callable[..., None]], Kernel]:
     Args:
         out: what it returns, a `jax.ShapeDtypeStruct` or a pytree of them, or a function
             from the operands' to that; a `Tile` of one gives a tile.
-
+        tuned: by implementation, the keyword arguments that it is called with where the
+            caller gives none, or a function from the operands' structs to them. Where
+            nobody asks for an implementation, the first of these that serves the platform
+            and takes the call runs the kernel.
     Returns:
         A decorator of `(nest, *operands, *results, **config) -> None` that gives a
         `Kernel`.
@@ -142,7 +166,7 @@ def kernel(*, out: Any) -> Callable[[Callable[..., None]], Kernel]:
 
     def decorate(body: Callable[..., None]) -> Kernel:
         function("kernel", "a body", body, "Decorate def body(nest, x, y).")
-        return Kernel(body, out, getattr(body, "__name__", "kernel"))
+        return Kernel(body, out, getattr(body, "__name__", "kernel"), tuned)
 
     return decorate
 

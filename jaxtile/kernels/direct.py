@@ -158,22 +158,42 @@ def run(
         name, call, operands, results: as of `plain.run`.
     """
     engine, _ = plain.trace(name, call, operands, results)
-    kernel = jax.custom_jvp(
-        lambda *arrays: launch(name, call, operands, results, engine, arrays)
-    )
+
+    def fast(*arrays):
+        return launch(name, call, operands, results, engine, arrays)
+
+    def again(*arrays):
+        return plain.run(name, call, with_dims(arrays, operands), results)
+
+    return differentiable(fast, again)(*(x for x, _ in operands))
+
+
+def with_dims(arrays: Sequence, operands: Sequence) -> list:
+    """Arrays in the place of the operands'."""
+    return [(x, dims) for x, (_, dims) in zip(arrays, operands, strict=True)]
+
+
+def differentiable(fast: Callable, again: Callable) -> Callable:
+    """`fast` with the derivatives of `again`."""
+    kernel = jax.custom_jvp(fast)
 
     def tangent(primals, tangents):
-        def again(*arrays):
-            pairs = zip(arrays, operands, strict=True)
-            return plain.run(name, call, [(x, d) for x, (_, d) in pairs], results)
-
         return kernel(*primals), jax.jvp(again, primals, tangents)[1]
 
     kernel.defjvp(tangent)
-    return kernel(*(x for x, _ in operands))
+    return kernel
 
 
-def launch(interpret: bool, name, call, operands, results, engine, arrays) -> list:
+def _sized(engine: plain.Plain) -> dict[str, int]:
+    """How many warps share an instance: a lane has some 16 elements of a tile."""
+    tiles = [parts for _, parts in engine.loads] + [s.parts for s in engine.stores]
+    largest = max((math.prod(p.size for p in parts) for parts in tiles), default=1)
+    return {"num_warps": min(16, max(4, 1 << (largest // 512).bit_length() >> 1))}
+
+
+def launch(
+    interpret: bool, asked: dict, name, call, operands, results, engine, arrays
+) -> list:
     """The results of a kernel."""
     from jax.experimental.pallas import triton as plt
 
@@ -192,7 +212,7 @@ def launch(interpret: bool, name, call, operands, results, engine, arrays) -> li
         body,
         grid=(math.prod(counts),),
         out_shape=outs,
-        compiler_params=plt.CompilerParams(),
+        compiler_params=plt.CompilerParams(**{**_sized(engine), **asked}),
         interpret=interpret,
         name=name,
     )(*flat)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from jaxtile import backends
 from jaxtile._checks import choice
@@ -14,24 +14,43 @@ from jaxtile.primitives._define import REFERENCE
 INTERPRET = "interpret"
 
 
+class Call(NamedTuple):
+    """A kernel's body with its keyword arguments.
+
+    Args:
+        name: of the kernel.
+        body: `(nest, *views) -> None`.
+        launch: keyword arguments of the launch, `num_warps` and `num_stages`.
+    """
+
+    name: str
+    body: Callable[..., None]
+    launch: dict[str, int]
+
+
 # Pallas is imported by those who ask for it.
 def _direct(interpret: bool) -> Callable[..., list]:
-    def run(*args):
+    def run(call, *args):
         from jaxtile.kernels import direct
 
-        return direct.run(functools.partial(direct.launch, interpret), *args)
+        launch = functools.partial(direct.launch, interpret, call.launch)
+        return direct.run(launch, call.name, call.body, *args)
 
     return run
 
 
-def _tpu(*args: Any) -> list:
+def _tpu(call: Call, *args: Any) -> list:
     from jaxtile.kernels import blocks, direct
 
-    return direct.run(blocks.launch, *args)
+    return direct.run(blocks.launch, call.name, call.body, *args)
+
+
+def _plain(call: Call, *args: Any) -> list:
+    return plain.run(call.name, call.body, *args)
 
 
 _REALISATIONS: dict[str, Callable[..., list]] = {
-    REFERENCE: plain.run,
+    REFERENCE: _plain,
     "triton": _direct(False),
     "tpu": _tpu,
     INTERPRET: _direct(True),
@@ -50,9 +69,26 @@ def asked(op: str, name: str | None) -> str | None:
     return choice(op, "implementation", name, (None, *_REALISATIONS), way_out)
 
 
-def run(name: str | None, *args: Any) -> list:
-    """The results by a realisation; None is plain jax whose ops choose for themselves."""
-    realise = _REALISATIONS[name or REFERENCE]
+def run(
+    name: str | None,
+    calls: dict[str, Call],
+    operands: Sequence,
+    results: Sequence,
+) -> list:
+    """The results of a kernel.
+
+    Args:
+        name: the realisation; None is one of each platform.
+        calls: of the reference, of the realisation asked for, and of those it is tuned
+            for.
+        operands, results: as of `plain.run`.
+    """
     # Inside a kernel of another kind its backend is the only one there is.
     with backends.use_implementation(name if name == REFERENCE else None):
-        return realise(*args)
+        if name is not None:
+            return _REALISATIONS[name](calls[name], operands, results)
+        if len(calls) == 1:
+            return _plain(calls[REFERENCE], operands, results)
+        from jaxtile.kernels import choice
+
+        return choice.run(_REALISATIONS, calls, operands, results)

@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jaxtile import _found
 from jaxtile.errors import ContractError, TileTypeError, TileValueError, message
 from jaxtile.kernels.api import Kernel
+from jaxtile.primitives._define import REFERENCE
 
 _CHOSEN: dict[Any, dict[str, Any]] = {}
 
@@ -134,7 +135,9 @@ def _same_contract(kernel: Kernel, args: Sequence, configs: Sequence[dict]) -> N
 
 def contract_of(kernel: Kernel, args: Sequence, config: dict) -> frozenset[str]:
     """What the tile ops of a kernel may compute, as one line for each kind of call."""
-    jaxpr = jax.make_jaxpr(lambda *v: kernel(*v, **config))(*args).jaxpr
+    jaxpr = jax.make_jaxpr(lambda *v: kernel(*v, implementation=REFERENCE, **config))(
+        *args
+    ).jaxpr
     return frozenset(map(_line, _found.find(jaxpr)))
 
 

@@ -34,6 +34,20 @@ def _divide(a, b):
     return _scalar._divide(a, b) if a.dtype == jnp.float32 else lax.div(a, b)
 
 
+def _clz(x):
+    """By halves: Triton on CUDA has no instruction for math.ctlz."""
+    width = x.dtype.itemsize * 8
+    one = x.dtype.type
+    count = jnp.full_like(x, 0)
+    step = width // 2
+    while step:
+        short = lax.shift_right_logical(x, jnp.full_like(x, width - step)) == one(0)
+        x = jnp.where(short, x << one(step), x)
+        count = jnp.where(short, count + one(step), count)
+        step //= 2
+    return count + (x == one(0)).astype(x.dtype)
+
+
 TRAITS = Traits(
     formats=frozenset(
         "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 "
@@ -44,6 +58,7 @@ TRAITS = Traits(
     rewrites={
         "div": _divide,
         "neg": negate,
+        "clz": _clz,
         "max": propagate_nan(lax.max),
         "min": propagate_nan(lax.min),
         "max of bool": lax.bitwise_or,

@@ -70,10 +70,18 @@ UNIT = Unit(
 )
 
 
+def _widened(x, other):
+    """float8_e5m2 by way of float16: the compiler's way to bfloat16 loses inf and NaN."""
+    if x.dtype != jnp.float8_e5m2:
+        return x
+    x = x.astype(jnp.float16)
+    return x.astype(jnp.bfloat16) if other.dtype == jnp.bfloat16 else x
+
+
 def _refuse(*avals, **params):
     return refuse_mma(BACKEND, TRAITS, UNIT, avals, params)
 
 
 @BACKEND.traces(mma_p, _refuse)
-def _mma(*operands, **params):
-    return mma_values(UNIT, operands, params)
+def _mma(a, b, *rest, **params):
+    return mma_values(UNIT, [_widened(a, b), _widened(b, a), *rest], params)
