@@ -129,6 +129,8 @@ def _sorted_state(
             return _fold.pick(seen, state, init), None
         return state, seen
     state = spec.lift(leaves)
+    if _segments.packs(runs, n):
+        return _segments.packed_trees(spec, state, runs), seen
     if n > 1:
         state = _segments.trees(spec, state, runs)
     return _segments.at_place(state, runs.start, runs), seen

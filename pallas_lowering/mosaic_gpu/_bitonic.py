@@ -52,10 +52,12 @@ def _sort_in_lane(values: Sequence[ir.Value]) -> list[ir.Value]:
 
 def _with_lane(values, others, upper) -> list[ir.Value]:
     """The lower lane keeps the smaller of each pair."""
-    return [
-        arith.select(upper, arith.maxui(a, b), arith.minui(a, b))
-        for a, b in zip(values, others, strict=True)
-    ]
+    found = []
+    for mine, other in zip(values, others, strict=True):
+        # One comparison, where a maximum and a minimum were two.
+        less = arith.cmpi(arith.CmpIPredicate.ult, mine, other)
+        found.append(arith.select(arith.xori(less, upper), mine, other))
+    return found
 
 
 def _bit(lane, level):
