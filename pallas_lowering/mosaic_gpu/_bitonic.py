@@ -52,12 +52,15 @@ def _sort_in_lane(values: Sequence[ir.Value]) -> list[ir.Value]:
 
 def _with_lane(values, others, upper) -> list[ir.Value]:
     """The lower lane keeps the smaller of each pair."""
-    found = []
-    for mine, other in zip(values, others, strict=True):
-        # One comparison, where a maximum and a minimum were two.
-        less = arith.cmpi(arith.CmpIPredicate.ult, mine, other)
-        found.append(arith.select(arith.xori(less, upper), mine, other))
-    return found
+    return [_kept(a, b, upper) for a, b in zip(values, others, strict=True)]
+
+
+def _kept(mine, other, upper):
+    if mine.type.width <= 32:
+        return arith.select(upper, arith.maxui(mine, other), arith.minui(mine, other))
+    # A comparison of 64 bits is two instructions and an extreme six: one comparison.
+    less = arith.cmpi(arith.CmpIPredicate.ult, mine, other)
+    return arith.select(arith.xori(less, upper), mine, other)
 
 
 def _bit(lane, level):
