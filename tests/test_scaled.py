@@ -7,57 +7,20 @@ import numpy as np
 import pytest
 
 import jaxtile as jt
-from codes import dtype_of, every_code
+from codes import dtype_of
 from folds import same_derivatives
 from jaxtile.errors import TileShapeError, TileTypeError
-
-E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
-RNG = np.random.default_rng(29)
-F32 = np.float32
+from scaled import E4M3, F32, GRIDS, RNG, case, scales, some, values
 
 
-def _codes(name, *shape):
-    """Codes of every size, none of them NaN or an infinity."""
-    known = every_code(name)
-    return RNG.choice(known[np.isfinite(known.astype(F32))], shape)
-
-
-def _values(codes, scales):
-    """What codes count as in float64."""
-    scales = scales.astype(np.float64)
-    for axis, n in enumerate(codes.shape):
-        scales = np.repeat(scales, n // scales.shape[axis], axis)
-    return codes.astype(np.float64) * scales
-
-
-def _scales(*shape):
-    return np.exp(RNG.standard_normal(shape) * 3).astype(F32)
-
-
-# Formats and shapes of a and b, then how many scales each has along its axes.
-GRIDS = {
-    "runs and squares": (E4M3, (37, 256), (37, 2), E4M3, (256, 384), (2, 3)),
-    "runs and columns": (E4M3, (37, 256), (37, 2), E5M2, (256, 131), (2, 131)),
-    "rows and columns": (E5M2, (130, 384), (130, 1), E4M3, (384, 9), (1, 9)),
-    "one each": (E4M3, (5, 70), (1, 1), E4M3, (70, 3), (1, 1)),
-    "other runs": (E4M3, (3, 192), (3, 4), E4M3, (192, 8), (6, 2)),
-    "a batch": (E4M3, (2, 3, 64), (2, 1, 2), E4M3, (64, 5), (2, 5)),
-    "a vector": (E4M3, (96,), (3,), E4M3, (96, 4), (3, 1)),
-    "single elements": (E4M3, (4, 5), (4, 5), E4M3, (5, 6), (5, 6)),
-}
-
-
-@pytest.mark.parametrize("case", GRIDS)
-def test_product(case):
-    left, shape, grid, right, other, places = GRIDS[case]
-    a, s, b, t = _codes(left, *shape), _scales(*grid), _codes(right, *other), None
-    t = _scales(*places)
-    wide = _values(a, s), _values(b, t)
-    got = jt.nn.scaled_matmul(a, b, s, t)
+@pytest.mark.parametrize("name", GRIDS)
+def test_product(name):
+    args, want, size = case(name)
+    got = jt.nn.scaled_matmul(*args)
     assert got.dtype == F32
-    size = np.abs(wide[0]) @ np.abs(wide[1])
-    np.testing.assert_array_less(np.abs(got - wide[0] @ wide[1]), 3e-6 * size + 1e-30)
-    plain = jnp.matmul(*(jnp.asarray(v, F32) for v in wide), precision="highest")
+    np.testing.assert_array_less(np.abs(got - want), 3e-6 * size + 1e-30)
+    wide = (jnp.asarray(values(*v), F32) for v in (args[::2], args[1::2]))
+    plain = jnp.matmul(*wide, precision="highest")
     np.testing.assert_array_less(np.abs(got - plain), 3e-6 * size + 1e-30)
 
 
@@ -67,18 +30,18 @@ def test_exact_sums_are_exact():
         RNG.integers(-8, 9, n).astype(dtype_of(E4M3)) for n in ((20, 256), (256, 9))
     )
     s, t = (2.0 ** RNG.integers(-3, 4, n) for n in ((20, 4), (4, 9)))
-    want = _values(a, s) @ _values(b, t)
-    for scales in (F32, ml_dtypes.float8_e8m0fnu):
-        got = jt.nn.scaled_matmul(a, b, s.astype(scales), t.astype(scales))
+    want = values(a, s) @ values(b, t)
+    for unit in (F32, ml_dtypes.float8_e8m0fnu):
+        got = jt.nn.scaled_matmul(a, b, s.astype(unit), t.astype(unit))
         np.testing.assert_array_equal(got, want)
     half = jt.nn.scaled_matmul(a, b, s.astype(F32), t.astype(F32), out_dtype="bfloat16")
     np.testing.assert_array_equal(half, want.astype(ml_dtypes.bfloat16))
 
 
 def test_blocks_with_nan_and_blocks_of_zeros():
-    a, s = _codes(E4M3, 4, 64), _scales(4, 2)
+    a, s = some(E4M3, 4, 64), scales(4, 2)
     a[1, 40], a[2] = np.nan, 0
-    got = np.asarray(jt.nn.scaled_matmul(a, _codes(E4M3, 64, 6), s, _scales(2, 6)))
+    got = np.asarray(jt.nn.scaled_matmul(a, some(E4M3, 64, 6), s, scales(2, 6)))
     assert np.isnan(got[1]).all()
     assert np.isfinite(got[[0, 2, 3]]).all()
     assert (got[2] == 0).all()
@@ -95,20 +58,18 @@ def test_what_quantize_blocks_gives():
 
 
 def test_steps_of_k_hold_one_scale_and_128_elements_at_most():
-    for case, most in (("rows and columns", 128), ("other runs", 16)):
-        left, shape, grid, right, other, places = GRIDS[case]
-        args = [_codes(left, *shape), _codes(right, *other), _scales(*grid)]
-        report = jt.explain(jt.nn.scaled_matmul)(*args, _scales(*places))
+    for name, most in (("rows and columns", 128), ("other runs", 16)):
+        report = jt.explain(jt.nn.scaled_matmul)(*case(name)[0])
         (product,) = (e for e in report if e.op == "mma")
         assert product.operands[0].endswith(f",{most}]")
 
 
 def test_transformations():
     a, b, s, t = (
-        _codes(E4M3, 3, 5, 64),
-        _codes(E4M3, 64, 6),
-        _scales(3, 5, 2),
-        _scales(2, 1),
+        some(E4M3, 3, 5, 64),
+        some(E4M3, 64, 6),
+        scales(3, 5, 2),
+        scales(2, 1),
     )
     want = jt.nn.scaled_matmul(a, b, s, t)
     by_row = jax.jit(jax.vmap(jt.nn.scaled_matmul, (0, None, 0, None)))(a, b, s, t)
@@ -119,7 +80,7 @@ def test_transformations():
 
 
 def test_derivative_of_scales():
-    a, b = _codes(E4M3, 3, 8), _codes(E4M3, 8, 4)
+    a, b = some(E4M3, 3, 8), some(E4M3, 8, 4)
     left, right = a.astype(F32), b.astype(F32)
 
     def plain(s, t):
@@ -133,10 +94,10 @@ def test_derivative_of_scales():
 
 def test_derivative_of_codes_is_rounded_once():
     """The sum over all columns is taken before the cotangent narrows to 8 bits."""
-    a, b, s, t = _codes(E4M3, 2, 4), _codes(E4M3, 4, 200), _scales(2, 1), _scales(1, 1)
+    a, b, s, t = some(E4M3, 2, 4), some(E4M3, 4, 200), scales(2, 1), scales(1, 1)
     s, t = s / s, t / t / 64
     got = jax.grad(lambda a: jt.nn.scaled_matmul(a, b, s, t).sum())(jnp.asarray(a))
-    want = np.clip(_values(b, t).sum(1), -448, 448).astype(dtype_of(E4M3))
+    want = np.clip(values(b, t).sum(1), -448, 448).astype(dtype_of(E4M3))
     np.testing.assert_array_equal(got, np.broadcast_to(want, (2, 4)))
 
 
@@ -183,7 +144,7 @@ def test_operands_of_16_bits():
 
 
 def test_operands_that_do_not_fit():
-    a, b, s, t = _codes(E4M3, 2, 8), _codes(E4M3, 8, 4), _scales(2, 2), _scales(2, 4)
+    a, b, s, t = some(E4M3, 2, 8), some(E4M3, 8, 4), scales(2, 2), scales(2, 4)
     x, call, quantized = (
         np.ones((2, 8), F32),
         jt.nn.scaled_matmul,
@@ -197,7 +158,7 @@ def test_operands_that_do_not_fit():
             r"sizes that divide \(2, 8\)",
             lambda: call(a, b, s[:, :0], t),
         ),
-        (TileShapeError, r"divide \(8, 4\)", lambda: call(a, b, s, _scales(3, 4))),
+        (TileShapeError, r"divide \(8, 4\)", lambda: call(a, b, s, scales(3, 4))),
         (TileShapeError, "extents that divide", lambda: quantized(x, x.T, block=3)),
         (TileShapeError, "a of shape", lambda: quantized(x, x)),
         (TileTypeError, "a of float8_e4m3fn or .*float32", lambda: call(x, b, s, t)),
