@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jaxtile import activations, catalogue, elementwise, formats
 from jaxtile.casting import cast
 from jaxtile.contraction import mma
 from jaxtile.dims import Dim
-from jaxtile.kernels import Nest, kernel
+from jaxtile.kernels import Kernel, Nest, kernel
 from jaxtile.recurrences import affine
 from jaxtile.reducers import Laws, Reducer
 from jaxtile.reduction import reduce, scan
@@ -260,3 +261,23 @@ def linear_gelu(nest: Nest, a, b, bias, y, *, block=128):
         return mma(a.tile(m, k).load(), b.tile(k, n).load(), acc)
 
     y.tile(m, n).store(cast(activations.gelu(acc + _wide(bias.tile(n))), y.dtype))
+
+
+@functools.cache
+def scaled_matmul(dtype: Any) -> Kernel:
+    """The product of codes whose scales are [blocks of K, rows or columns]."""
+
+    @kernel(out=lambda a, b, *_: jax.ShapeDtypeStruct((a.shape[0], b.shape[1]), dtype))
+    def scaled_matmul(nest: Nest, a, b, left, right, y, *, block=128):
+        m, n = nest.parallel(a.shape[0], block), nest.parallel(b.shape[1], block)
+        zero, depth = nest.zeros((m, n), jnp.float32), a.shape[1] // left.shape[0]
+
+        @nest.pipeline(a.shape[1], depth, init=zero)
+        def acc(k, acc):
+            part = mma(a.tile(m, k).load(), b.tile(k, n).load(), zero)
+            scales = left.tile(k.blocks, m).load(), right.tile(k.blocks, n).load()
+            return acc + part * scales[0] * scales[1]
+
+        y.tile(m, n).store(cast(acc, y.dtype))
+
+    return scaled_matmul
