@@ -215,7 +215,8 @@ def packed_trees(spec: Spec, states: Sequence, runs: Runs) -> list:
     rows = states[0].shape[0]
 
     def body(carry):
-        return _rows_of_trees(spec, *carry, width, rows)
+        states, start, count = carry
+        return _rows_of_trees(spec, states, start, count, width, rows)
 
     def more(carry):
         return jnp.any(carry[2] > 1)

@@ -11,8 +11,6 @@ Operands: the keys, then payload leaves of the same shape.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax.numpy as jnp
 
 from jaxtile.primitives import _order
@@ -68,7 +66,7 @@ def _abstract(x, *payload, axis, order, indices, values):
     return wanted([outs[0], Out(x.shape, index, dims), *outs[1:]], indices, values)
 
 
-def wanted(outs: Sequence, indices: bool, values: bool) -> list:
+def wanted(outs: list, indices: bool, values: bool) -> list:
     """Of the values, the indices and the payload what was asked for."""
     return [*outs[:1] * values, *outs[1:2] * indices, *outs[2:]]
 

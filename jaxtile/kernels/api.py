@@ -76,7 +76,7 @@ class Kernel:
 
     def _configured(self, name: str, config: dict, structs: list) -> realisations.Call:
         """The body with the keyword arguments of a realisation."""
-        tuned = self.tuned.get(name, {})
+        tuned: Any = self.tuned.get(name, {})
         every = {**(tuned(*structs) if callable(tuned) else tuned), **config}
         launch = {k: every.pop(k) for k in LAUNCH if k in every}
         body = functools.partial(self.body, **every)
