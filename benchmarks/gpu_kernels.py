@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +97,11 @@ def _rows() -> list[Case]:
     ):
         vector = (shape[1],)
         draw = _narrow if narrow else jax.random.normal
-        known = {"draw": draw, "bound": 2e-2 if narrow else 1e-4, "calls": 10}
+        known: dict[str, Any] = {
+            "draw": draw,
+            "bound": 2e-2 if narrow else 1e-4,
+            "calls": 10,
+        }
         name = ", bf16" if narrow else ""
         found += [
             Case("softmax" + name, (shape,), jt.nn.softmax, {"jnp": _softmax}, target, 2,
@@ -112,8 +117,8 @@ def _rows() -> list[Case]:
 def cases() -> list[Case]:
     """All comparisons."""
     ours = functools.partial(jt.nn.attention, causal=True)
-    heads = dict(draw=_narrow, bound=3e-2, calls=5)
-    recurrence = dict(bound=2e-3, calls=5)
+    heads: dict[str, Any] = dict(draw=_narrow, bound=3e-2, calls=5)
+    recurrence: dict[str, Any] = dict(bound=2e-3, calls=5)
     gates = (TIME, TIME, TIME, TIME[2:])
     return [
         *_rows(),

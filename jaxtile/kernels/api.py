@@ -76,8 +76,9 @@ class Kernel:
 
     def _configured(self, name: str, config: dict, structs: list) -> realisations.Call:
         """The body with the keyword arguments of a realisation."""
-        tuned: Any = self.tuned.get(name, {})
-        every = {**(tuned(*structs) if callable(tuned) else tuned), **config}
+        tuned = self.tuned.get(name, {})
+        tuned: Any = tuned(*structs) if callable(tuned) else tuned
+        every = {**tuned, **config}
         launch = {k: every.pop(k) for k in LAUNCH if k in every}
         body = functools.partial(self.body, **every)
         return realisations.Call(self.name, body, launch)
