@@ -119,9 +119,9 @@ def runs_of(
         ids, order = lax.sort((ids, source), dimension=along, is_stable=True)
     if search and ids.ndim == 1:
         every = jnp.arange(-1, size + 2, dtype=ids.dtype)
-        ends = jnp.searchsorted(
-            ids, every, side="left", method="scan_unrolled"
-        ).astype(source.dtype)
+        ends = jnp.searchsorted(ids, every, side="left", method="scan_unrolled").astype(
+            source.dtype
+        )
         starts, counts = ends[:-1], ends[1:] - ends[:-1]
     else:
         counts = count_targets(ids + 1, size + 2, axis, batch)

@@ -18,8 +18,9 @@ from jax.experimental import pallas as pl
 
 from jaxtile import _edges
 from jaxtile._domain import as_state, bare
+from jaxtile._jax_private import align_varying
 from jaxtile.errors import UnsupportedOnBackend, message
-from jaxtile.kernels import plain
+from jaxtile.kernels import meshes, plain
 from jaxtile.kernels.handles import Handle, Part
 from jaxtile.kernels.nest import Nest
 from jaxtile.kernels.views import TileRef
@@ -159,8 +160,11 @@ def run(
     """
     engine, _ = plain.trace(name, call, operands, results)
 
-    def fast(*arrays):
+    def launched(*arrays):
         return launch(name, call, operands, results, engine, arrays)
+
+    def fast(*arrays):
+        return meshes.on_one_device(launched, arrays)
 
     def again(*arrays):
         return plain.run(name, call, with_dims(arrays, operands), results)
@@ -178,7 +182,9 @@ def differentiable(fast: Callable, again: Callable) -> Callable:
     kernel = jax.custom_jvp(fast)
 
     def tangent(primals, tangents):
-        return kernel(*primals), jax.jvp(again, primals, tangents)[1]
+        tangents_out = jax.jvp(again, primals, tangents)[1]
+        varying = align_varying([*tangents_out, *primals])[: len(tangents_out)]
+        return kernel(*primals), varying
 
     kernel.defjvp(tangent)
     return kernel
