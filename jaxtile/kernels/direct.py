@@ -20,7 +20,7 @@ from jaxtile import _edges
 from jaxtile._domain import as_state, bare
 from jaxtile._jax_private import align_varying
 from jaxtile.errors import UnsupportedOnBackend, message
-from jaxtile.kernels import meshes, plain
+from jaxtile.kernels import launches, plain
 from jaxtile.kernels.handles import Handle, Part
 from jaxtile.kernels.nest import Nest
 from jaxtile.kernels.views import TileRef
@@ -149,7 +149,12 @@ def mask_of(parts: Sequence[Part]) -> Any:
 
 
 def run(
-    launch: Callable, name: str, call: Callable, operands: Sequence, results: Sequence
+    launch: Callable,
+    name: str,
+    call: Callable,
+    operands: Sequence,
+    results: Sequence,
+    backend: str | None = None,
 ) -> list:
     """The results of a kernel, as `plain.run` has them; so are its derivatives.
 
@@ -157,6 +162,7 @@ def run(
         launch: `(name, call, operands, results, engine, arrays) -> [array]`, where the
             engine has traced the body once.
         name, call, operands, results: as of `plain.run`.
+        backend: which runs it; None is one of any platform.
     """
     engine, _ = plain.trace(name, call, operands, results)
 
@@ -164,7 +170,7 @@ def run(
         return launch(name, call, operands, results, engine, arrays)
 
     def fast(*arrays):
-        return meshes.on_one_device(launched, arrays)
+        return launches.bind(launched, arrays, name, backend)
 
     def again(*arrays):
         return plain.run(name, call, with_dims(arrays, operands), results)

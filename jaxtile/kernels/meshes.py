@@ -1,4 +1,4 @@
-"""Kernels on operands that are spread over the devices of a mesh."""
+"""Kernels on operands that are spread over the explicit axes of a mesh."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import core
-from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtile import _jax_private
 from jaxtile.kernels import plain
 from jaxtile.kernels.handles import Part
-from jaxtile.primitives._define import new_primitive
 
 
 def on_explicit_axes(
@@ -79,43 +76,3 @@ def _cut(part: Part) -> Any:
     """What tiles have in common that cut an axis alike."""
     owner = part.handle or (part.dim if part.whole else object())
     return owner, part.extent
-
-
-def on_one_device(launch: Callable, arrays: Sequence) -> list:
-    """`launch(*arrays)`, traced as outside of `shard_map`.
-
-    What Pallas' interpreter is made of does not know along which manual axes it varies.
-
-    Args:
-        launch: `(*arrays) -> [array]`, which is not differentiated.
-        arrays: the operands.
-    """
-    if not any(_jax_private.varying_axes(jax.typeof(x)) for x in arrays):
-        return launch(*arrays)
-    with _jax_private.one_device():
-        closed = jax.make_jaxpr(launch)(*map(_struct, arrays))
-    return launch_p.bind(*_jax_private.align_varying(arrays), closed=closed)
-
-
-def _abstract(*avals, closed):
-    return [
-        _jax_private.out_aval(a.shape, a.dtype, (None,) * a.ndim, avals)
-        for a in closed.out_avals
-    ]
-
-
-def _evaluate(*args, closed):
-    return core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
-
-
-def _batch(args, dims, *, closed):
-    fn = jax.vmap(lambda *xs: _evaluate(*xs, closed=closed), dims)
-    outs = on_one_device(fn, args)
-    return outs, [0] * len(outs)
-
-
-launch_p = new_primitive("launch")
-launch_p.def_impl(_evaluate)
-launch_p.def_abstract_eval(_abstract)
-batching.primitive_batchers[launch_p] = _batch
-mlir.register_lowering(launch_p, _jax_private.lower_plain(_evaluate))
