@@ -13,6 +13,7 @@ import targets
 from folds import same_derivatives
 from jaxtile import _kernels
 from jaxtile.errors import TileShapeError, TileValueError, UnsupportedOnBackend
+from jaxtile.pallas_lowering import SERVES
 
 RNG = np.random.default_rng(17)
 
@@ -139,6 +140,8 @@ def test_blocks_of_a_grid_agree_with_plain_jax(name, monkeypatch):
     want = kernel(*args, **config)
     interpreted = functools.partial(pl.pallas_call, interpret=True)
     monkeypatch.setattr("jaxtile.kernels.blocks.pl.pallas_call", interpreted)
+    anywhere = "jaxtile.pallas_lowering._choice.elsewhere"
+    monkeypatch.setattr(anywhere, lambda name, platform: None)
     got = jax.jit(lambda *v: kernel(*v, implementation="tpu", **config))(*args)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
@@ -258,3 +261,30 @@ def test_what_runs_it():
     assert {e.place for e in report} == {"in kernel: interpret"}
     with pytest.raises(TileValueError, match="implementation in .*got 'mosaic_gpu'"):
         _kernels.softmax(x, implementation="mosaic_gpu")
+
+
+@pytest.mark.parametrize("name", ["triton", "tpu"])
+def test_a_platform_that_a_kernel_is_not_for(name):
+    """It is refused when lowered, so that a kernel for elsewhere can be lowered here."""
+    x = jnp.zeros((8, 128))
+    call = lambda x: _kernels.softmax(x, implementation=name)  # noqa: E731
+    home = next(p for p, names in SERVES.items() if name in names)
+    sentence = (
+        f"softmax: expected to run where {name} does; got implementation='{name}': it "
+        f'runs on {home}, not on cpu. Use implementation=None or "reference"; "interp'
+    )
+    slope = jax.grad(lambda x: call(x).sum())
+    batched = lambda x: jax.vmap(call)(x[None])  # noqa: E731
+    for run in (call, jax.jit(call), batched, slope):
+        with pytest.raises(UnsupportedOnBackend, match=sentence):
+            run(x)
+    assert jax.eval_shape(call, x).shape == x.shape
+    device = (
+        ("NVIDIA H200", 132, "gpu") if name == "triton" else ("TPU v5 lite", 1, "tpu")
+    )
+    with targets.mesh(*device):
+        text = targets.lowered(call, [targets.spec(x.shape)], home).as_text()
+        assert ("triton" if name == "triton" else "tpu_custom_call") in text
+        other = "tpu" if name == "triton" else "cuda"
+        with pytest.raises(UnsupportedOnBackend, match=f"not on {other}"):
+            targets.lowered(call, [targets.spec(x.shape)], other)

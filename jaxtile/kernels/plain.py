@@ -14,6 +14,7 @@ from jax import lax
 from jaxtile import _edges
 from jaxtile._domain import Domain, as_state, trace_body
 from jaxtile._graph import graph_of
+from jaxtile._jax_private import align_varying
 from jaxtile._vectorise import Axis, at_once, at_one, constant_parts
 from jaxtile.errors import TileShapeError, TileTypeError, message
 from jaxtile.kernels.handles import Handle, Part
@@ -131,6 +132,9 @@ class Plain:
 
     def loop(self, op: str, handle: Handle, run: Callable, body: Callable, init: Any):
         state = as_state(op, init)
+        # In shard_map a state varies where an operand does, from its first value on.
+        varying = align_varying([*state.leaves, *self.arrays])
+        state = state._replace(leaves=varying[: len(state.leaves)])
         domain = Domain((Axis(handle.count),), lambda places: places[0])
         outer, self.stores = self.stores, []
         self.depth += 1
@@ -151,7 +155,8 @@ class Plain:
         @functools.partial(jax.checkpoint, prevent_cse=False)
         def advance(carry, index):
             outs = at_one(graph.results, [index], carry, known)
-            return outs[: len(carry)], outs[len(carry) :]
+            state = align_varying([*outs[: len(carry)], *carry])[: len(carry)]
+            return state, outs[len(carry) :]
 
         places = jnp.arange(handle.count, dtype=jnp.int32)
         last, stored = lax.scan(advance, state.leaves, places)
