@@ -207,7 +207,7 @@ def arguments(op: str, fn: Callable, args: Sequence, named: dict) -> tuple:
         raise TileTypeError(
             message(
                 op,
-                expected=f"the arguments of {fn.__name__}({names})",
+                expected=f"the arguments of {getattr(fn, '__name__', 'fn')}({names})",
                 got=str(error).removeprefix("got "),
                 way_out=f"Pass {names}.",
             )

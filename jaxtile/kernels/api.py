@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from jaxtile._checks import as_array, function
+from jaxtile import backends
+from jaxtile._checks import arguments, as_array, function
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileTypeError, message
-from jaxtile.kernels import realisations
+from jaxtile.kernels import derivative, realisations
 from jaxtile.primitives._define import REFERENCE
 from jaxtile.tile import Tile, tile
 
@@ -30,7 +32,8 @@ class Kernel:
     ):
         functools.update_wrapper(self, body)
         self.body, self.out, self.name, self.tuned = body, out, name, dict(tuned or {})
-        self._jitted = jax.jit(self._call, static_argnums=(0, 1))
+        self._rule: derivative.Rule | None = None
+        self._jitted = jax.jit(self._call, static_argnums=(0, 1, 2))
 
     def __call__(
         self, *operands: Any, implementation: str | None = None, **config: Any
@@ -43,7 +46,7 @@ class Kernel:
                 parallel nests; "triton" as a Pallas kernel on CUDA, "interpret" as the
                 same kernel in Pallas' interpreter, "tpu" as one whose grid brings blocks.
                 None is the one that the kernel is tuned for on the platform and the call,
-                else plain jax. Derivatives are those of plain jax.
+                else plain jax. Derivatives are those of plain jax, or of `defvjp`.
             **config: the body's keyword arguments, such as block sizes; and for Triton's
                 launch num_warps and num_stages, which change no result.
 
@@ -56,23 +59,76 @@ class Kernel:
         """
         name = realisations.asked(self.name, implementation)
         given = [v if is_tile(v) else as_array(self.name, v) for v in operands]
-        return self._jitted(name, _Config(config), *given)
+        return self._jitted(name, _Config(config), self._rule, *given)
 
-    def _call(self, implementation: str | None, config: _Config, *operands: Any) -> Any:
+    def defvjp(self, fwd: Callable, bwd: Callable) -> None:
+        """Give the kernel a derivative of its own, as `jax.custom_vjp` takes it.
+
+        Both are given the call's keyword arguments too; a function also `implementation`,
+        if it takes that. A kernel among them runs as the call does, and takes one by one
+        the arrays and tiles that a function would be given in pytrees: `bwd` those of the
+        residuals, then the cotangents, without those of integer results, which say nothing.
+
+        Args:
+            fwd: a function or a kernel, `(*operands) -> (results, residuals)`.
+            bwd: a function or a kernel, `(residuals, cotangents) -> cotangents`, a tuple
+                with one for each operand: None for integers, and where it is zero. That
+                of a single operand needs no tuple.
+
+        Raises:
+            TileTypeError: they are no functions; when differentiated, keyword arguments
+                or a structure that does not fit.
+            TileShapeError: when differentiated, another shape or dtype.
+            TypeError: by jax, in forward mode, which such a kernel does not have.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, jaxtile as jt
+            >>> @jt.kernel(out=lambda x: x)
+            ... def sin(nest, x, y):
+            ...     i = nest.parallel(x.shape[0], 2)
+            ...     y.tile(i).store(jt.sin(x.tile(i).load()))
+            >>> @jt.kernel(out=lambda x, dy: x)
+            ... def backward(nest, x, dy, dx):
+            ...     i = nest.parallel(x.shape[0], 2)
+            ...     dx.tile(i).store(dy.tile(i).load() * jt.cos(x.tile(i).load()))
+            >>> sin.defvjp(lambda x: (sin(x), x), backward)
+            >>> print(jax.grad(lambda x: sin(x).sum())(jnp.zeros(3)))
+            [1. 1. 1.]
+        """
+        op = f"{self.name}.defvjp"
+        for what, fn in (("fwd", fwd), ("bwd", bwd)):
+            function(op, what, fn, "Pass two functions or kernels.")
+        self._rule = derivative.Rule(op, _settled(op, fwd), _settled(op, bwd))
+
+    def _call(
+        self,
+        implementation: str | None,
+        config: _Config,
+        rule: derivative.Rule | None,
+        *operands: Any,
+    ) -> Any:
         structs = [_struct_of(v) for v in operands]
-        out = self.out(*structs) if callable(self.out) else self.out
+        out = self.out
+        if callable(out):
+            out = out(*arguments(self.name, out, structs, {}))
         leaves, tree = jax.tree.flatten(out, is_leaf=is_tile)
         results = [self._result(v) for v in leaves]
-        pairs = [(v.array, v.dims) if is_tile(v) else (v, None) for v in operands]
         calls = {REFERENCE: self._configured(REFERENCE, config.values, structs)}
         for name in self.tuned if implementation is None else (implementation,):
             calls[name] = self._configured(name, config.values, structs)
-        arrays = realisations.run(implementation, calls, pairs, results)
-        found = [
-            v if dims is None else Tile(v, dims)
-            for v, (_, dims) in zip(arrays, results, strict=True)
-        ]
-        return jax.tree.unflatten(tree, found)
+
+        def run(*operands):
+            pairs = [(v.array, v.dims) if is_tile(v) else (v, None) for v in operands]
+            arrays = realisations.run(implementation, calls, pairs, results)
+            found = [
+                v if dims is None else Tile(v, dims)
+                for v, (_, dims) in zip(arrays, results, strict=True)
+            ]
+            return jax.tree.unflatten(tree, found)
+
+        if rule is None:
+            return run(*operands)
+        return rule.attach(run, (implementation, config.values), operands, out)
 
     def _configured(self, name: str, config: dict, structs: list) -> realisations.Call:
         """The body with the keyword arguments of a realisation."""
@@ -100,6 +156,27 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"kernel {self.name}"
+
+
+def _settled(op: str, fn: Callable) -> Callable:
+    """`fn` as a function that takes the call's implementation and configuration first."""
+
+    def kernel(implementation, config, *args):
+        return fn(*derivative.taken(args), implementation=implementation, **config)
+
+    def plain(implementation, config, *args):
+        parameters = inspect.signature(fn).parameters.values()
+        if any(
+            p.name == "implementation" or p.kind is p.VAR_KEYWORD for p in parameters
+        ):
+            config = {**config, "implementation": implementation}
+        arguments(op, fn, args, config)
+        if implementation != REFERENCE:
+            return fn(*args, **config)
+        with backends.use_implementation(REFERENCE):
+            return fn(*args, **config)
+
+    return kernel if isinstance(fn, Kernel) else plain
 
 
 def _struct_of(value: Any) -> Any:

@@ -1,0 +1,146 @@
+"""Derivatives that the author of a kernel gives, in place of those of plain jax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxtile._checks import as_array
+from jaxtile._join import spell
+from jaxtile._operators import is_tile
+from jaxtile.errors import TileShapeError, TileTypeError, message
+
+_ZERO = jax.dtypes.float0
+_PAIR = "Return (results, residuals), as fwd of jax.custom_vjp does."
+_EACH = "Return a tuple with one entry for each operand, None where it is zero."
+
+
+class Rule(NamedTuple):
+    """What a kernel's derivative is.
+
+    Args:
+        op: for messages.
+        fwd: `(*operands) -> (results, residuals)`, after the kernel's settings.
+        bwd: `(residuals, cotangents) -> cotangents of the operands`, likewise.
+    """
+
+    op: str
+    fwd: Callable
+    bwd: Callable
+
+    def attach(self, run: Callable, settings: tuple, operands: Sequence, out: Any):
+        """The results of `run(*operands)`, with this derivative.
+
+        Args:
+            run: the kernel as it runs without a derivative.
+            settings: what `fwd` and `bwd` take first.
+            operands: arrays and tiles.
+            out: the results' structure.
+        """
+        wanted = [_cotangent_of(v) for v in operands]
+
+        def forward(*operands):
+            return _pair(self.op, self.fwd(*settings, *operands), out)
+
+        def backward(residuals, cotangents):
+            found = self.bwd(*settings, residuals, cotangents)
+            return _cotangents(self.op, found, wanted)
+
+        kernel = jax.custom_vjp(run)
+        kernel.defvjp(forward, backward)
+        return kernel(*operands)
+
+
+def taken(value: Any) -> list:
+    """The arrays and tiles of a pytree that a kernel can take, in order.
+
+    Cotangents of integers, which say nothing, are left out.
+    """
+    leaves = jax.tree.leaves(value, is_leaf=is_tile)
+    return [v for v in leaves if getattr(v, "dtype", None) != _ZERO]
+
+
+def _pair(op: str, found: Any, out: Any) -> tuple[Any, Any]:
+    if not (isinstance(found, tuple | list) and len(found) == 2):
+        raise TileTypeError(
+            message(
+                op,
+                expected="fwd to return (results, residuals)",
+                got=_shown(found),
+                way_out=_PAIR,
+            )
+        )
+    results = _arrays(op, found[0])
+    _require(op, "fwd's results like the kernel's", results, out, _PAIR)
+    return results, _arrays(op, found[1])
+
+
+def _cotangents(op: str, found: Any, wanted: Sequence) -> tuple:
+    if len(wanted) == 1 and (is_tile(found) or hasattr(found, "dtype")):
+        found = (found,)
+    if not (isinstance(found, tuple | list) and len(found) == len(wanted)):
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"bwd to return a cotangent for each of {len(wanted)} operands",
+                got=_shown(found),
+                way_out=_EACH,
+            )
+        )
+    given = []
+    for place, (cotangent, like) in enumerate(zip(found, wanted, strict=True)):
+        if cotangent is not None and getattr(cotangent, "dtype", None) != _ZERO:
+            cotangent = _arrays(op, cotangent)
+            what = f"bwd's cotangent like operand {place}"
+            _require(op, what, cotangent, like, _EACH)
+        given.append(cotangent)
+    return tuple(given)
+
+
+def _arrays(op: str, tree: Any) -> Any:
+    def array(leaf):
+        return leaf if getattr(leaf, "dtype", None) == _ZERO else as_array(op, leaf)
+
+    return jax.tree.map(array, tree)
+
+
+def _cotangent_of(operand: Any) -> Any:
+    """The shape and dtype of an operand's cotangents; None for integers."""
+    array = operand.array if is_tile(operand) else operand
+    tangent = jax.typeof(array).to_tangent_aval()
+    if tangent.dtype == _ZERO:
+        return None
+    return jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, tangent.dtype), operand)
+
+
+def _require(op: str, what: str, found: Any, wanted: Any, way_out: str) -> None:
+    """Refuse a pytree of another structure, or with leaves of other shapes or dtypes."""
+    same = jax.tree.structure(found) == jax.tree.structure(wanted)
+    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=same))
+    shapes = all(a.shape == b.shape for a, b in pairs)
+    if same and shapes and all(a.dtype == b.dtype for a, b in pairs):
+        return
+    kind = TileShapeError if same and not shapes else TileTypeError
+    raise kind(
+        message(
+            op,
+            expected=f"{what}, {_shown(wanted)}",
+            got=_shown(found),
+            way_out=way_out,
+        )
+    )
+
+
+def _shown(tree: Any) -> str:
+    """A pytree of arrays or of their shapes and dtypes, as messages show it."""
+
+    def leaf(value):
+        if not hasattr(value, "dtype"):
+            return repr(value)
+        text = f"{np.dtype(value.dtype).name}{list(value.shape)}"
+        return f"{text} with dims {spell(value.dims)}" if is_tile(value) else text
+
+    return str(jax.tree.map(leaf, tree, is_leaf=is_tile)).replace("'", "")
