@@ -42,7 +42,8 @@ class Loops:
         return fn(*args)
 
     def loop(self, op: str, handle: Handle, run: Callable, body: Callable, init: Any):
-        return self._chain(op, handle.count, functools.partial(run, handle), body, init)
+        run = functools.partial(run, handle)
+        return self._chain(op, handle, run, body, init, handle.backward)
 
     def fold(self, handle: Handle, order: Policy, body: Callable, init: Any) -> Any:
         if order.kind not in (Kind.LEFT, Kind.RIGHT):
@@ -55,22 +56,24 @@ class Loops:
                         way_out='Use "fold_left", or implementation="reference".',
                     )
                 )
-        right = order.kind is Kind.RIGHT
 
         def run(index, fn, state):
-            return fn(handle.count - 1 - index if right else index, state)
+            return fn(index, state)
 
-        return self._chain("nest.reduce", handle.count, run, body, init)
+        right = order.kind is Kind.RIGHT
+        return self._chain("nest.reduce", handle, run, body, init, right)
 
-    def _chain(self, op: str, count: int, run: Callable, body: Callable, init: Any):
+    def _chain(self, op: str, handle: Handle, run: Callable, body, init, backward):
         state = as_state(op, init)
+        first, end = handle.visits
 
         def step(index, leaves):
+            index = first + end - 1 - index if backward else index
             out = run(index, body, state.whole(leaves))
             return jax.tree.leaves(bare(out, state))
 
         self.depth += 1
-        last = lax.fori_loop(0, count, step, state.leaves)
+        last = lax.fori_loop(first, end, step, state.leaves)
         self.depth -= 1
         return state.whole(last)
 

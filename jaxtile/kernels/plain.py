@@ -142,6 +142,16 @@ class Plain:
         try:
             closed = trace_body(op, step, domain, state, self._stored)
             inner = self.stores
+            if inner and handle.bounds is not None:
+                raise TileShapeError(
+                    message(
+                        op,
+                        expected="a body without stores, where start or stop bounds it",
+                        got="one that stores",
+                        way_out="Store in a loop over the whole axis, masked by jt.ite: "
+                        "what no block stores has no value.",
+                    )
+                )
         finally:
             self.stores, self.depth = outer, self.depth - 1
         graph = graph_of(closed, 1, open_maps=False)
@@ -154,7 +164,9 @@ class Plain:
             return outs[: len(carry)], outs[len(carry) :]
 
         places = jnp.arange(handle.count, dtype=jnp.int32)
-        last, stored = lax.scan(advance, state.leaves, places)
+        last, stored = lax.scan(
+            advance, state.leaves, places, reverse=handle.backward
+        )
         for s, value in zip(inner, stored, strict=True):
             self.stores.append(s._replace(value=value, loops=(handle, *s.loops)))
         return state.whole(last)
@@ -304,7 +316,8 @@ def _placed(store: Store, wide: Any, parallel: Sequence[Handle], struct, before:
     used = [p.handle for p in store.parts if p.handle is not None]
     for axis in reversed(range(len(nests))):
         if nests[axis] not in used:  # one instance, or the last of a loop
-            wide = lax.index_in_dim(wide, -1, axis, keepdims=False)
+            last = 0 if nests[axis].backward else -1
+            wide = lax.index_in_dim(wide, last, axis, keepdims=False)
     nests = [h for h in nests if h in used]
     order, shape, ends, free = [], [], [], len(nests)
     for part in store.parts:
