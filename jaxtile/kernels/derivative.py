@@ -12,6 +12,7 @@ from jaxtile._checks import as_array
 from jaxtile._join import spell
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileShapeError, TileTypeError, message
+from jaxtile.kernels import tangent
 
 _ZERO = jax.dtypes.float0
 _PAIR = "Return (results, residuals), as fwd of jax.custom_vjp does."
@@ -25,11 +26,13 @@ class Rule(NamedTuple):
         op: for messages.
         fwd: `(*operands) -> (results, residuals)`, after the kernel's settings.
         bwd: `(residuals, cotangents) -> cotangents of the operands`, likewise.
+        forward_mode: plain jax has it.
     """
 
     op: str
     fwd: Callable
     bwd: Callable
+    forward_mode: bool = False
 
     def attach(self, run: Callable, settings: tuple, operands: Sequence, out: Any):
         """The results of `run(*operands)`, with this derivative.
@@ -49,6 +52,8 @@ class Rule(NamedTuple):
             found = self.bwd(*settings, residuals, cotangents)
             return _cotangents(self.op, found, wanted)
 
+        if self.forward_mode:
+            return tangent.attach(run, forward, backward, operands)
         kernel = jax.custom_vjp(run)
         kernel.defvjp(forward, backward)
         return kernel(*operands)

@@ -179,11 +179,12 @@ def _window(x: Any, axis: int, part: Part, fill: Any) -> Any:
     """A range of an axis that no nest gives."""
     if not part.ragged:
         return lax.slice_in_dim(x, part.start, part.start + part.size, axis=axis)
-    place = jnp.asarray(part.start, jnp.int32) + lax.iota(jnp.int32, part.size)
-    inside = (place >= 0) & (place < part.extent)
-    found = jnp.take(x, jnp.clip(place, 0, part.extent - 1), axis=axis)
-    mask = lax.broadcast_in_dim(inside, found.shape, (axis,))
-    return jnp.where(mask, found, jnp.asarray(fill, x.dtype))
+    # What lies outside is there to be cut: a gather would pick element by element.
+    pads = [(part.size * (i == axis),) * 2 for i in range(x.ndim)]
+    x = jnp.pad(x, pads, constant_values=fill)
+    start = jnp.asarray(part.start, jnp.int32) + part.size
+    start = jnp.clip(start, 0, part.extent + part.size)
+    return lax.dynamic_slice_in_dim(x, start, part.size, axis)
 
 
 def fill_of(ref: TileRef) -> Any:
