@@ -84,10 +84,18 @@ class Direct(Loops):
     Args:
         operands, results: references.
         counts: how many instances there are along each parallel nest.
+        interpret: in Pallas' interpreter.
     """
 
-    def __init__(self, operands: Sequence, results: Sequence, counts: Sequence[int]):
+    def __init__(
+        self,
+        operands: Sequence,
+        results: Sequence,
+        counts: Sequence[int],
+        interpret: bool,
+    ):
         super().__init__()
+        self._interpret = interpret
         self._refs = {"operand": operands, "result": results}
         self._counts, self._made = counts, 0
 
@@ -107,6 +115,8 @@ class Direct(Loops):
     def load(self, ref: TileRef) -> Any:
         from jax.experimental.pallas import triton as plt
 
+        if self._interpret and any(map(_loose, ref.parts)):
+            return self._cut(ref)
         view, mask = self._at(ref), mask_of(ref.parts)
         if mask is None:
             return plt.load(view)
@@ -114,6 +124,19 @@ class Direct(Loops):
         if not ref.shape:
             return jnp.where(mask, plt.load(view), other)
         return plt.load(view, mask=mask, other=other)
+
+    def _cut(self, ref: TileRef) -> Any:
+        """A load of windows: the interpreter would move one that begins outside."""
+        parts = [
+            p._replace(start=0, size=p.extent, ragged=False) if _loose(p) else p
+            for p in ref.parts
+        ]
+        value = self.load(TileRef(ref.view, parts, ref.bounds, self))
+        named = [p for p in ref.parts if p.dim is not None]
+        for axis, part in enumerate(named):
+            if _loose(part):
+                value = plain.window(value, axis, part, plain.fill_of(ref))
+        return value
 
     def store(self, ref: TileRef, value: Any) -> None:
         from jax.experimental.pallas import triton as plt
@@ -130,6 +153,12 @@ class Direct(Loops):
             for p in ref.parts
         )
         return array.at[where or (0,)]
+
+
+def _loose(part: Part) -> bool:
+    """A window that may lie outside at either end."""
+    window = part.dim is not None and part.handle is None
+    return window and part.ragged and not part.whole
 
 
 def mask_of(parts: Sequence[Part]) -> Any:
@@ -206,7 +235,7 @@ def launch(
     outs = [jax.ShapeDtypeStruct(s.shape or (1,), s.dtype) for s in shapes]
 
     def body(*refs):
-        inner = Direct(refs[: len(flat)], refs[len(flat) :], counts)
+        inner = Direct(refs[: len(flat)], refs[len(flat) :], counts, interpret)
         views = plain.views_of(operands, results, inner)
         with _edges.scope():
             call(Nest(views, inner), *views)

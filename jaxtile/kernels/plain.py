@@ -101,7 +101,7 @@ class Plain:
                 x = lax.dynamic_slice(x, starts, sizes)
         for axis, part in enumerate(parts):
             if part.handle is None and not part.whole:
-                x = _window(x, axis, part, fill)
+                x = window(x, axis, part, fill)
         points = [axis for axis, p in enumerate(parts) if p.dim is None]
         return lax.squeeze(x, points)
 
@@ -175,7 +175,7 @@ class Plain:
         return [s.value for s in self.stores]
 
 
-def _window(x: Any, axis: int, part: Part, fill: Any) -> Any:
+def window(x: Any, axis: int, part: Part, fill: Any) -> Any:
     """A range of an axis that no nest gives."""
     if not part.ragged:
         return lax.slice_in_dim(x, part.start, part.start + part.size, axis=axis)

@@ -107,7 +107,7 @@ def _(*arrays, push, **params):
 
 def _jvp(primals, tangents, *, push, **params):
     dots = [ad.instantiate_zeros(t) for t in tangents]
-    return jax.jvp(push, primals, dots)
+    return jax.jvp(push, tuple(primals), tuple(dots))
 
 
 def _transpose(cts, *values, pull, known, outs, **params):
