@@ -1,4 +1,4 @@
-"""The kernels of `jaxtile.nn`."""
+"""The kernels of `jaxtile.nn` that work on rows and products."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from jaxtile.casting import cast
 from jaxtile.contraction import mma
 from jaxtile.dims import Dim
 from jaxtile.kernels import Kernel, Nest, kernel
-from jaxtile.recurrences import affine
-from jaxtile.reducers import Laws, Reducer
-from jaxtile.reduction import reduce, scan
+from jaxtile.reduction import reduce
 
 # Rows of an instance of the kernels that work on rows.
 _ROWS = 8
@@ -177,76 +175,6 @@ def cross_entropy(nest: Nest, x, w, labels, loss, *, block=512):
         return total, picked + reduce(at, words.dim, catalogue.add)
 
     loss.tile(rows).store(state[0] - state[1])
-
-
-def _merge_online(a: tuple, b: tuple) -> tuple:
-    """Two runs of keys: the row maxima, the sums of weights, and of weighted values."""
-    (m, total, acc), (n, more, other) = a, b
-    top = catalogue.maximum(m, n)
-    left, right = elementwise.exp(m - top), elementwise.exp(n - top)
-    return top, total * left + more * right, acc * left + other * right
-
-
-_LOWEST = -1e30  # finite, so that rows without keys divide no infinities
-
-online_softmax = Reducer(
-    merge=_merge_online,
-    identity=(_LOWEST, 0.0, 0.0),
-    laws=Laws(associative=True, commutative=True),
-    name="online_softmax",
-)
-
-
-_ON_TENSOR_CORES = {"triton": {"block": 128, "keys": 64, "num_warps": 8}}
-
-
-@kernel(out=lambda q, k, v, lengths: q, tuned=_ON_TENSOR_CORES)
-def attention(nest: Nest, q, k, v, lengths, y, *, causal, scale, block=128, keys=None):
-    batch, heads = nest.parallel(q.shape[0]), nest.parallel(q.shape[1])
-    group, rows = nest.parallel(q.shape[2]), nest.parallel(q.shape[3], block)
-    depth, width = Dim("depth"), Dim("width")
-    t, length = q.tile(batch, heads, group, rows, depth).load(), lengths.at(batch)
-    ref = y.tile(batch, heads, group, rows, width)
-    zero = nest.zeros(rows, jnp.float32)
-    start = (zero + _LOWEST, zero, nest.zeros((rows, width), jnp.float32))
-
-    @nest.reduce(k.shape[2], keys or block, init=start, contract=online_softmax)
-    def state(keys, s):
-        top, total, acc = s
-        nothing = nest.zeros((rows, keys), jnp.float32)
-        logits = mma(t, k.tile(batch, heads, keys, depth).load(), nothing) * scale
-        place = nest.coordinates(keys) + 0 * cast(nothing, jnp.int32)
-        seen = place < length
-        if causal:  # the last row sees the last key
-            seen = seen & (place <= nest.coordinates(rows) + (length - q.shape[3]))
-        logits = elementwise.ite(seen, logits, _LOWEST)
-        high = catalogue.maximum(top, reduce(logits, keys.dim, catalogue.maximum))
-        p = elementwise.ite(seen, elementwise.exp(logits - high), 0.0)
-        keep = elementwise.exp(top - high)
-        values = v.tile(batch, heads, keys, width).load()
-        acc = mma(cast(p, values.dtype), values, acc * keep)
-        return high, total * keep + reduce(p, keys.dim, catalogue.add), acc
-
-    total = elementwise.ite(state[1] > 0, state[1], 1.0)
-    ref.store(cast(state[2] / total, y.dtype))
-
-
-@kernel(out=_same)
-def recurrence(nest: Nest, x, decay, gate, rate, y, *, block=128, lanes=128):
-    batch, lane = nest.parallel(x.shape[0]), nest.parallel(x.shape[2], lanes)
-    slow = -8.0 * activations.softplus(_wide(rate.tile(lane)))
-
-    @nest.pipeline(x.shape[1], block, init=nest.zeros(lane, jnp.float32))
-    def _(time, h):
-        part = (batch, time, lane)
-        log_a = slow * activations.sigmoid(_wide(decay.tile(*part)))
-        drive = _wide(x.tile(*part)) * activations.sigmoid(_wide(gate.tile(*part)))
-        t = elementwise.tanh(log_a)  # 1 - exp(2 log_a) without cancellation
-        b = elementwise.sqrt(-2.0 * t / (1.0 - t)) * drive
-        a = elementwise.exp(log_a)
-        out, last = scan((a, b), time.dim, affine, init=(1.0, h), return_final=True)
-        y.tile(*part).store(cast(out, y.dtype))
-        return last[1]
 
 
 @kernel(

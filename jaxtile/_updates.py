@@ -148,6 +148,13 @@ def _by_template(result: Value, k: int) -> Update | Unknown:
 def accumulates(result: Value, k: int) -> bool:
     """Whether a component is the accumulator of an accumulating op, and of nothing else."""
     node = result.node
+    if node is not None and node.name == "select_n" and len(node.reads) == 3:
+        # where(mask, sum, state): elsewhere it adds nothing
+        predicate, *cases = node.reads
+        kept = [v.kind == STATE and v.place == k for v in cases]
+        if sum(kept) != 1 or predicate.states:
+            return False
+        return accumulates(cases[kept.index(False)], k)
     if node is None or node.name not in ACCUMULATES:
         return False
     params = node.eqn.params

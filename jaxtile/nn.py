@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxtile import _kernels, formats
+from jaxtile import _attention, _kernels, _recurrence, formats
 from jaxtile._checks import as_array
 from jaxtile._scaled import quantized_matmul as quantized_matmul
 from jaxtile._scaled import scaled_matmul as scaled_matmul
@@ -195,7 +195,7 @@ def attention(
         _refuse("attention", f"lengths of shape ({b},)", lengths.shape, way_out)
     split = q.reshape(b, groups, heads // groups, n, depth)
     sizes = {} if block is None else {"block": block, "keys": block}
-    run = functools.partial(_kernels.attention, causal=bool(causal), **sizes)
+    run = functools.partial(_attention.attention, causal=bool(causal), **sizes)
     scale = 1 / math.sqrt(depth) if scale is None else float(scale)
     return run(split, k, v, lengths.astype(jnp.int32), scale=scale).reshape(q.shape)
 
@@ -232,7 +232,7 @@ def gated_recurrence(x: Any, decay: Any, gate: Any, rate: Any) -> jax.Array:
     for name, v in (("decay", decay), ("gate", gate)):
         if v.shape != x.shape:
             _refuse(op, f"{name} of shape {x.shape}", v.shape)
-    return _kernels.recurrence(x, decay, gate, _vector(op, "rate", rate, x.shape[2]))
+    return _recurrence.recurrence(x, decay, gate, _vector(op, "rate", rate, x.shape[2]))
 
 
 def linear_gelu(a: Any, b: Any, bias: Any) -> jax.Array:

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 import jaxtile as jt
 import targets
 from folds import same_derivatives
-from jaxtile import _kernels
+from jaxtile import _attention, _kernels, _recurrence
 from jaxtile.errors import TileShapeError, TileValueError, UnsupportedOnBackend
 from jaxtile.pallas_lowering import SERVES
 
@@ -45,7 +45,7 @@ CALLS = {
         {"block": 32},
     ),
     "attention": (
-        _kernels.attention,
+        _attention.attention,
         lambda: (
             _f32(2, 1, 2, 20, 16),
             _f32(2, 1, 23, 16),
@@ -55,7 +55,7 @@ CALLS = {
         {"block": 16, "causal": True, "scale": 0.3},
     ),
     "recurrence": (
-        _kernels.recurrence,
+        _recurrence.recurrence,
         lambda: (_f32(2, 21, 6), _f32(2, 21, 6), _f32(2, 21, 6), _f32(6)),
         {"block": 8, "lanes": 4},
     ),
@@ -105,7 +105,7 @@ _TPU = {
         {},
     ),
     "attention": (
-        _kernels.attention,
+        _attention.attention,
         lambda: (
             _f32(2, 2, 3, 256, 128),
             _f32(2, 2, 200, 128),
@@ -115,7 +115,7 @@ _TPU = {
         {"causal": True, "scale": 0.1},
     ),
     "recurrence": (
-        _kernels.recurrence,
+        _recurrence.recurrence,
         lambda: (_f32(2, 200, 256), _f32(2, 200, 256), _f32(2, 200, 256), _f32(256)),
         {},
     ),

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxtile import backends
-from jaxtile._checks import arguments, as_array, function
+from jaxtile._checks import arguments, as_array, flag, function
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileTypeError, message
 from jaxtile.kernels import derivative, meshes, realisations
@@ -61,7 +61,9 @@ class Kernel:
         given = [v if is_tile(v) else as_array(self.name, v) for v in operands]
         return self._jitted(name, _Config(config), self._rule, *given)
 
-    def defvjp(self, fwd: Callable, bwd: Callable) -> None:
+    def defvjp(
+        self, fwd: Callable, bwd: Callable, *, forward_mode: bool = False
+    ) -> None:
         """Give the kernel a derivative of its own, as `jax.custom_vjp` takes it.
 
         Both are given the call's keyword arguments too; a function also `implementation`,
@@ -74,12 +76,14 @@ class Kernel:
             bwd: a function or a kernel, `(residuals, cotangents) -> cotangents`, a tuple
                 with one for each operand: None for integers, and where it is zero. That
                 of a single operand needs no tuple.
+            forward_mode: the rule is the derivative of the body itself, so that forward
+                mode, and with it second derivatives, may be those of plain jax.
 
         Raises:
             TileTypeError: they are no functions; when differentiated, keyword arguments
                 or a structure that does not fit.
             TileShapeError: when differentiated, another shape or dtype.
-            TypeError: by jax, in forward mode, which such a kernel does not have.
+            TypeError: by jax, in forward mode without forward_mode.
 
         Example:
             >>> import jax, jax.numpy as jnp, jaxtile as jt
@@ -98,7 +102,9 @@ class Kernel:
         op = f"{self.name}.defvjp"
         for what, fn in (("fwd", fwd), ("bwd", bwd)):
             function(op, what, fn, "Pass two functions or kernels.")
-        self._rule = derivative.Rule(op, _settled(op, fwd), _settled(op, bwd))
+        forward_mode = flag(op, "forward_mode", forward_mode)
+        rules = _settled(op, fwd), _settled(op, bwd)
+        self._rule = derivative.Rule(op, *rules, forward_mode)
 
     def _call(
         self,

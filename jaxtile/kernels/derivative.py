@@ -13,6 +13,7 @@ from jaxtile._jax_private import align_varying
 from jaxtile._join import spell
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileShapeError, TileTypeError, message
+from jaxtile.kernels import tangent
 
 _ZERO = jax.dtypes.float0
 _PAIR = "Return (results, residuals), as fwd of jax.custom_vjp does."
@@ -26,11 +27,13 @@ class Rule(NamedTuple):
         op: for messages.
         fwd: `(*operands) -> (results, residuals)`, after the kernel's settings.
         bwd: `(residuals, cotangents) -> cotangents of the operands`, likewise.
+        forward_mode: plain jax has it.
     """
 
     op: str
     fwd: Callable
     bwd: Callable
+    forward_mode: bool = False
 
     def attach(self, run: Callable, settings: tuple, operands: Sequence, out: Any):
         """The results of `run(*operands)`, with this derivative.
@@ -41,9 +44,8 @@ class Rule(NamedTuple):
             operands: arrays and tiles.
             out: the results' structure.
         """
-        operands = _varying(
-            list(operands), operands
-        )  # shared ones get sums of cotangents
+        # Shared operands get sums of cotangents.
+        operands = _varying(list(operands), operands)
         wanted = [_cotangent_of(v) for v in operands]
 
         def primal(*operands):
@@ -57,6 +59,8 @@ class Rule(NamedTuple):
             found = self.bwd(*settings, residuals, cotangents)
             return _varying(_cotangents(self.op, found, wanted), taken(cotangents))
 
+        if self.forward_mode:
+            return tangent.attach(primal, forward, backward, operands)
         kernel = jax.custom_vjp(primal)
         kernel.defvjp(forward, backward)
         return kernel(*operands)

@@ -43,7 +43,8 @@ class Loops:
         return fn(*args)
 
     def loop(self, op: str, handle: Handle, run: Callable, body: Callable, init: Any):
-        return self._chain(op, handle.count, functools.partial(run, handle), body, init)
+        run = functools.partial(run, handle)
+        return self._chain(op, handle, run, body, init, handle.backward)
 
     def fold(self, handle: Handle, order: Policy, body: Callable, init: Any) -> Any:
         if order.kind not in (Kind.LEFT, Kind.RIGHT):
@@ -56,22 +57,24 @@ class Loops:
                         way_out='Use "fold_left", or implementation="reference".',
                     )
                 )
-        right = order.kind is Kind.RIGHT
 
         def run(index, fn, state):
-            return fn(handle.count - 1 - index if right else index, state)
+            return fn(index, state)
 
-        return self._chain("nest.reduce", handle.count, run, body, init)
+        right = order.kind is Kind.RIGHT
+        return self._chain("nest.reduce", handle, run, body, init, right)
 
-    def _chain(self, op: str, count: int, run: Callable, body: Callable, init: Any):
+    def _chain(self, op: str, handle: Handle, run: Callable, body, init, backward):
         state = as_state(op, init)
+        first, end = handle.visits
 
         def step(index, leaves):
+            index = first + end - 1 - index if backward else index
             out = run(index, body, state.whole(leaves))
             return jax.tree.leaves(bare(out, state))
 
         self.depth += 1
-        last = lax.fori_loop(0, count, step, state.leaves)
+        last = lax.fori_loop(first, end, step, state.leaves)
         self.depth -= 1
         return state.whole(last)
 
@@ -82,10 +85,18 @@ class Direct(Loops):
     Args:
         operands, results: references.
         counts: how many instances there are along each parallel nest.
+        interpret: in Pallas' interpreter.
     """
 
-    def __init__(self, operands: Sequence, results: Sequence, counts: Sequence[int]):
+    def __init__(
+        self,
+        operands: Sequence,
+        results: Sequence,
+        counts: Sequence[int],
+        interpret: bool,
+    ):
         super().__init__()
+        self._interpret = interpret
         self._refs = {"operand": operands, "result": results}
         self._counts, self._made = counts, 0
 
@@ -105,6 +116,8 @@ class Direct(Loops):
     def load(self, ref: TileRef) -> Any:
         from jax.experimental.pallas import triton as plt
 
+        if self._interpret and any(map(_loose, ref.parts)):
+            return self._cut(ref)
         view, mask = self._at(ref), mask_of(ref.parts)
         if mask is None:
             return plt.load(view)
@@ -112,6 +125,19 @@ class Direct(Loops):
         if not ref.shape:
             return jnp.where(mask, plt.load(view), other)
         return plt.load(view, mask=mask, other=other)
+
+    def _cut(self, ref: TileRef) -> Any:
+        """A load of windows: the interpreter would move one that begins outside."""
+        parts = [
+            p._replace(start=0, size=p.extent, ragged=False) if _loose(p) else p
+            for p in ref.parts
+        ]
+        value = self.load(TileRef(ref.view, parts, ref.bounds, self))
+        named = [p for p in ref.parts if p.dim is not None]
+        for axis, part in enumerate(named):
+            if _loose(part):
+                value = plain.window(value, axis, part, plain.fill_of(ref))
+        return value
 
     def store(self, ref: TileRef, value: Any) -> None:
         from jax.experimental.pallas import triton as plt
@@ -128,6 +154,12 @@ class Direct(Loops):
             for p in ref.parts
         )
         return array.at[where or (0,)]
+
+
+def _loose(part: Part) -> bool:
+    """A window that may lie outside at either end."""
+    window = part.dim is not None and part.handle is None
+    return window and part.ragged and not part.whole
 
 
 def mask_of(parts: Sequence[Part]) -> Any:
@@ -215,7 +247,7 @@ def launch(
     outs = [jax.ShapeDtypeStruct(s.shape or (1,), s.dtype) for s in shapes]
 
     def body(*refs):
-        inner = Direct(refs[: len(flat)], refs[len(flat) :], counts)
+        inner = Direct(refs[: len(flat)], refs[len(flat) :], counts, interpret)
         views = plain.views_of(operands, results, inner)
         with _edges.scope():
             call(Nest(views, inner), *views)

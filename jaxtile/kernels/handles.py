@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxtile import _edges
 from jaxtile.dims import Dim
@@ -22,6 +24,9 @@ class Handle:
         index: the number of the block.
         kind: "parallel", "serial" or "reduce".
         lanes: how large a tile is along it: the block, or what the target rounds that to.
+        backward: its blocks come last to first.
+        bounds: the coordinates that its blocks have to reach, as (first, end); None is
+            all of them.
     """
 
     dim: Dim
@@ -30,11 +35,34 @@ class Handle:
     index: Any
     kind: str
     lanes: int = 1
+    backward: bool = False
+    bounds: tuple[Any, Any] | None = None
 
     @property
     def count(self) -> int:
         """How many blocks there are."""
         return -(-self.extent // (self.block or 1))
+
+    @property
+    def visits(self) -> tuple[Any, Any]:
+        """The first block that is visited, and the one after the last."""
+        if self.bounds is None:
+            return 0, self.count
+        step = jnp.int32(self.block or 1)
+        first, end = (
+            jnp.clip(jnp.asarray(v, jnp.int32), 0, self.extent) for v in self.bounds
+        )
+        return lax.div(first, step), lax.div(end + (step - 1), step)
+
+    def kept(self, after: Any, before: Any) -> Any:
+        """A state after this block, where the block is visited; else that before it."""
+        if self.bounds is None:
+            return after
+        size = self.block or 1
+        inside = (self.index * size < self.bounds[1]) & (
+            self.index * size + size > self.bounds[0]
+        )
+        return jax.tree.map(lambda a, b: jnp.where(inside, a, b), after, before)
 
     @property
     def start(self) -> Any:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxtile import _edges, regions
-from jaxtile._checks import function, integer
+from jaxtile._checks import flag, function, integer, is_index
+from jaxtile._domain import as_state, bare
+from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, message
 from jaxtile.kernels.handles import Handle
@@ -59,30 +62,61 @@ class Nest:
         return self._engine.parallel_handle(self._handle("parallel", extent, block))
 
     def serial(
-        self, extent: int | Dim, block: int | None = None, *, init: Any = None
+        self,
+        extent: int | Dim,
+        block: int | None = None,
+        *,
+        init: Any = None,
+        reverse: bool = False,
+        start: Any = None,
+        stop: Any = None,
     ) -> Callable[[Callable], Any]:
-        """Fold over the blocks of an axis, first to last: a decorator as `jt.fold` is.
+        """Fold over the blocks of an axis, one by one: a decorator as `jt.fold` is.
 
         Args:
             extent, block: as of `parallel`.
             init: the state before the first block: any pytree of arrays, tiles and
                 numbers. Without it the body takes the handle alone, and only stores.
+            reverse: from the last block to the first.
+            start, stop: coordinates, traced ones too, of which an instance asks: blocks
+                with none of start, ..., stop - 1 are not visited, others are as a whole.
+                Such a body does not store. None is the end of the axis.
 
         Returns:
             A decorator of `(handle, state) -> state`, whose result is the last state.
 
         Raises:
-            TileShapeError, TileTypeError: as `parallel` and `jt.fold`.
+            TileShapeError, TileTypeError: as `parallel` and `jt.fold`; a bound that is no
+                integer; a store with one.
+
+        Example:
+            >>> import jax.numpy as jnp, jaxtile as jt
+            >>> @jt.kernel(out=lambda x: x)
+            ... def sums_from_here(nest, x, y):
+            ...     i = nest.parallel(x.shape[0])
+            ...     @nest.serial(x.shape[0], init=0.0, reverse=True, start=i.start)
+            ...     def total(j, s):
+            ...         return s + x.at(j)
+            ...     y.tile(i).store(total)
+            >>> print(sums_from_here(jnp.array([1.0, 2.0, 3.0])))
+            [6. 5. 3.]
         """
-        return self._loop("serial", extent, block, init)
+        return self._loop("serial", extent, block, init, reverse, (start, stop))
 
     def pipeline(
-        self, extent: int | Dim, block: int | None = None, *, init: Any = None
+        self,
+        extent: int | Dim,
+        block: int | None = None,
+        *,
+        init: Any = None,
+        reverse: bool = False,
+        start: Any = None,
+        stop: Any = None,
     ):
         """`serial`, whose loads may run ahead of its blocks.
 
         Args:
-            extent, block, init: as of `serial`.
+            extent, block, init, reverse, start, stop: as of `serial`.
 
         Returns:
             As `serial`.
@@ -90,7 +124,7 @@ class Nest:
         Raises:
             TileShapeError, TileTypeError: as `serial`.
         """
-        return self._loop("pipeline", extent, block, init)
+        return self._loop("pipeline", extent, block, init, reverse, (start, stop))
 
     def reduce(
         self,
@@ -100,12 +134,16 @@ class Nest:
         init: Any,
         policy: Policy | str = unordered_tree,
         contract: Reducer | None = None,
+        start: Any = None,
+        stop: Any = None,
     ) -> Callable[[Callable[[Handle, Any], Any]], Any]:
         """`jt.fold` over the blocks of an axis, in the order of a policy.
 
         Args:
             extent, block: as of `parallel`.
-            init, policy, contract: as of `jt.fold`.
+            init, policy, contract: as of `jt.fold`. A block that is not visited
+                contributes the identity.
+            start, stop: as of `serial`.
 
         Returns:
             A decorator of `(handle, state) -> state`, whose result is the last state.
@@ -118,6 +156,7 @@ class Nest:
         def decorate(body: Callable[[Handle, Any], Any]) -> Any:
             function("nest.reduce", "a body", body, "Decorate def body(handle, state).")
             handle = self._handle("reduce", extent, block)
+            handle.bounds = _bounds("nest.reduce", handle, start, stop)
 
             def at_block(index, state):
                 return self._engine.inside(self._run, handle, index, body, state)
@@ -131,19 +170,27 @@ class Nest:
 
         return decorate
 
-    def _run(self, handle: Handle, index: Any, body: Callable, *state: Any) -> Any:
+    def _run(self, handle: Handle, index: Any, body: Callable, state: Any) -> Any:
         """A body at one block, with the block known to what it calls."""
         handle.index = index
         with _edges.scope():
             if handle.block is not None:
                 _edges.add(handle.dim, handle.edge())
-            return body(handle, *state)
+            out = body(handle, state)
+        if handle.bounds is None or not self._engine.vectorises:
+            return out
+        return _kept(handle, out, state)
 
-    def _loop(self, kind: str, extent, block, init) -> Callable[[Callable], Any]:
+    def _loop(
+        self, kind: str, extent, block, init, reverse, bounds
+    ) -> Callable[[Callable], Any]:
+        op = f"nest.{kind}"
+        reverse = flag(op, "reverse", reverse)
+
         def decorate(body: Callable) -> Any:
-            op = f"nest.{kind}"
             function(op, "a body", body, "Decorate def body(handle, state).")
             handle = self._handle("serial", extent, block)
+            handle.backward, handle.bounds = reverse, _bounds(op, handle, *bounds)
             if init is None:
                 self._engine.loop(
                     op, handle, self._run, lambda h, s: (body(h), s)[1], 0
@@ -250,3 +297,39 @@ class Nest:
                 )
             )
         return edge
+
+
+def _kept(handle: Handle, out: Any, before: Any) -> Any:
+    """The state after a block that is visited, else that before it.
+
+    One that does not fit is left for the trace to refuse.
+    """
+    state = as_state("nest", before)
+    out = bare(out, state)
+    leaves, tree = jax.tree.flatten(out)
+    pairs = zip(leaves, state.leaves, strict=tree == state.tree)
+    if tree == state.tree and all(
+        (jnp.shape(a), jnp.result_type(a)) == (b.shape, b.dtype) for a, b in pairs
+    ):
+        return handle.kept(out, state.whole(state.leaves))
+    return out
+
+
+def _bounds(op: str, handle: Handle, start: Any, stop: Any) -> tuple[Any, Any] | None:
+    """The coordinates that a loop has to reach, or None for all of them."""
+    if start is None and stop is None:
+        return None
+    found = []
+    for value, end in ((start, 0), (stop, handle.extent)):
+        value = value.array if is_tile(value) else value
+        if value is not None and not is_index(value):
+            raise TileTypeError(
+                message(
+                    op,
+                    expected="start and stop coordinates, integers or traced ones",
+                    got=repr(value),
+                    way_out="Pass handle.start of a parallel nest, or operand.at(handle).",
+                )
+            )
+        found.append(end if value is None else value)
+    return found[0], found[1]

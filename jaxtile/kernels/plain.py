@@ -102,7 +102,7 @@ class Plain:
                 x = lax.dynamic_slice(x, starts, sizes)
         for axis, part in enumerate(parts):
             if part.handle is None and not part.whole:
-                x = _window(x, axis, part, fill)
+                x = window(x, axis, part, fill)
         points = [axis for axis, p in enumerate(parts) if p.dim is None]
         return lax.squeeze(x, points)
 
@@ -146,6 +146,16 @@ class Plain:
         try:
             closed = trace_body(op, step, domain, state, self._stored)
             inner = self.stores
+            if inner and handle.bounds is not None:
+                raise TileShapeError(
+                    message(
+                        op,
+                        expected="a body without stores, where start or stop bounds it",
+                        got="one that stores",
+                        way_out="Store in a loop over the whole axis, masked by jt.ite: "
+                        "what no block stores has no value.",
+                    )
+                )
         finally:
             self.stores, self.depth = outer, self.depth - 1
         graph = graph_of(closed, 1, open_maps=False)
@@ -159,7 +169,7 @@ class Plain:
             return state, outs[len(carry) :]
 
         places = jnp.arange(handle.count, dtype=jnp.int32)
-        last, stored = lax.scan(advance, state.leaves, places)
+        last, stored = lax.scan(advance, state.leaves, places, reverse=handle.backward)
         for s, value in zip(inner, stored, strict=True):
             self.stores.append(s._replace(value=value, loops=(handle, *s.loops)))
         return state.whole(last)
@@ -168,15 +178,16 @@ class Plain:
         return [s.value for s in self.stores]
 
 
-def _window(x: Any, axis: int, part: Part, fill: Any) -> Any:
+def window(x: Any, axis: int, part: Part, fill: Any) -> Any:
     """A range of an axis that no nest gives."""
     if not part.ragged:
         return lax.slice_in_dim(x, part.start, part.start + part.size, axis=axis)
-    place = jnp.asarray(part.start, jnp.int32) + lax.iota(jnp.int32, part.size)
-    inside = (place >= 0) & (place < part.extent)
-    found = jnp.take(x, jnp.clip(place, 0, part.extent - 1), axis=axis)
-    mask = lax.broadcast_in_dim(inside, found.shape, (axis,))
-    return jnp.where(mask, found, jnp.asarray(fill, x.dtype))
+    # What lies outside is there to be cut: a gather would pick element by element.
+    pads = [(part.size * (i == axis),) * 2 for i in range(x.ndim)]
+    x = jnp.pad(x, pads, constant_values=fill)
+    start = jnp.asarray(part.start, jnp.int32) + part.size
+    start = jnp.clip(start, 0, part.extent + part.size)
+    return lax.dynamic_slice_in_dim(x, start, part.size, axis)
 
 
 def fill_of(ref: TileRef) -> Any:
@@ -309,7 +320,8 @@ def _placed(store: Store, wide: Any, parallel: Sequence[Handle], struct, before:
     used = [p.handle for p in store.parts if p.handle is not None]
     for axis in reversed(range(len(nests))):
         if nests[axis] not in used:  # one instance, or the last of a loop
-            wide = lax.index_in_dim(wide, -1, axis, keepdims=False)
+            last = 0 if nests[axis].backward else -1
+            wide = lax.index_in_dim(wide, last, axis, keepdims=False)
     nests = [h for h in nests if h in used]
     order, shape, ends, free = [], [], [], len(nests)
     for part in store.parts:
