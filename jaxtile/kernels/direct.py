@@ -229,10 +229,11 @@ def differentiable(fast: Callable, again: Callable) -> Callable:
 
 
 def _sized(engine: plain.Plain) -> dict[str, int]:
-    """How many warps share an instance: a lane has some 16 elements of a tile."""
-    tiles = [parts for _, parts in engine.loads] + [s.parts for s in engine.stores]
-    largest = max((math.prod(p.size for p in parts) for parts in tiles), default=1)
-    return {"num_warps": min(16, max(4, 1 << (largest // 512).bit_length() >> 1))}
+    """How many warps share an instance: a lane has 64 bytes of the largest tile."""
+    tiles = [(engine.arrays[k], parts) for k, parts in engine.loads]
+    sizes = [x.dtype.itemsize * math.prod(p.size for p in parts) for x, parts in tiles]
+    warps = max(sizes, default=1) // (64 * 32)
+    return {"num_warps": min(16, max(4, 1 << warps.bit_length() >> 1))}
 
 
 def launch(
