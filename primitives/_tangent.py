@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import core, lax
 from jax.interpreters import ad
 
 from jaxtile._jax_private import iota_like
@@ -104,7 +104,7 @@ def finish_tangents(spec: Spec, state, dstate, finish: bool, out) -> list:
 
     moving = iter(_float_jvp(outputs, state, full))
     shape = state[0].shape
-    none = ad.Zero(jax.core.ShapedArray(shape, jax.dtypes.float0))
+    none = ad.Zero(core.ShapedArray(shape, jax.dtypes.float0))
     return [next(moving) if is_float(d) else none for d in out]
 
 
