@@ -185,12 +185,13 @@ def seed_leaf(op: str, name: str, value: Any, dtype, shape, way_out: str):
             array.weak_type and np.can_cast(array.dtype, dtype, "same_kind")
         )
     if not fits:
+        way_out = f"Cast {name}, or state acc_dtype=."
+        if _is_number(value) and jnp.issubdtype(dtype, jnp.floating):
+            got += f", which {dtype.name} does not represent"
+            way_out = "Write jnp.inf where that is meant, or state acc_dtype=."
         raise TileTypeError(
             message(
-                op,
-                expected=f"{name} of dtype {dtype.name}",
-                got=got,
-                way_out=f"Cast {name}, or state acc_dtype=.",
+                op, expected=f"{name} of dtype {dtype.name}", got=got, way_out=way_out
             )
         )
     return broadcast(op, name, convert(array, dtype), shape, way_out)

@@ -19,7 +19,9 @@ from jaxtile.errors import TileTypeError, TileValueError, message
 _ENABLE = 'set jax.config.update("jax_enable_x64", True)'
 
 
-def operand(op: str, value: Any, *, wide: bool = False) -> Any:
+def operand(
+    op: str, value: Any, *, wide: bool = False, way_out: str | None = None
+) -> Any:
     """The value, if the op can take it as it is: a tile, an array or a number.
 
     Python numbers and NumPy values take the precision that jax gives them, but none may
@@ -29,6 +31,7 @@ def operand(op: str, value: Any, *, wide: bool = False) -> Any:
         op: the op that asks, for the message.
         value: what the user passed.
         wide: the op takes 64 bits exactly, whatever jax_enable_x64 says.
+        way_out: what helps where jax would narrow it; None is another dtype.
 
     Returns:
         The value; array-likes, such as a `pandas.Series`, as their array.
@@ -55,7 +58,7 @@ def operand(op: str, value: Any, *, wide: bool = False) -> Any:
     if isinstance(value, np.ndarray) and not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))  # jax takes no other
     if not (wide or formats.x64_enabled()):
-        _require_32_bits(op, value)
+        _require_32_bits(op, value, way_out)
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise TileTypeError(
             message(
@@ -68,7 +71,7 @@ def operand(op: str, value: Any, *, wide: bool = False) -> Any:
     return value
 
 
-def as_array(op: str, value: Any) -> jax.Array:
+def as_array(op: str, value: Any, way_out: str | None = None) -> jax.Array:
     """An operand that is no tile, as a jax array.
 
     Raises:
@@ -83,7 +86,7 @@ def as_array(op: str, value: Any) -> jax.Array:
                 way_out="Pass its .array.",
             )
         )
-    return jnp.asarray(operand(op, value))
+    return jnp.asarray(operand(op, value, way_out=way_out))
 
 
 def _array_of(op: str, value: Any) -> Any:
@@ -101,7 +104,7 @@ def _array_of(op: str, value: Any) -> Any:
     )
 
 
-def _require_32_bits(op: str, value: Any) -> None:
+def _require_32_bits(op: str, value: Any, instead: str | None) -> None:
     got = way_out = None
     if isinstance(value, np.ndarray):
         if value.dtype.itemsize == 8 and not _fits(value):
@@ -115,16 +118,17 @@ def _require_32_bits(op: str, value: Any) -> None:
         top = 32 if isinstance(value, np.unsignedinteger) else 31
         if not -(2**31) <= value < 2**top:
             got, way_out = f"the integer {value}", "Write it as a float"
-    elif isinstance(value, np.float64) and np.isfinite(value):
-        if abs(value) > np.finfo(np.float32).max:
-            got, way_out = f"{value!r}", f"Narrow it by {_cast_of(value.dtype)}"
+    elif isinstance(value, float) and np.isfinite(value):
+        if abs(value) > float(np.finfo(np.float32).max):
+            got = f"{value!r}, which float32 does not represent"
+            way_out = "Write jnp.inf, or narrow it by jaxtile.cast, where that is meant"
     if got is not None:
         raise TileTypeError(
             message(
                 op,
                 expected="values of at most 32 bits while jax_enable_x64 is off",
                 got=got,
-                way_out=f"{way_out}, or {_ENABLE}.",
+                way_out=f"{instead or way_out}, or {_ENABLE}.",
             )
         )
 

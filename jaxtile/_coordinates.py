@@ -24,6 +24,7 @@ from jaxtile.primitives._bits import place_dtype
 from jaxtile.primitives._define import compile_time
 from jaxtile.primitives._functions import IN_JAX, attempt, require_pure
 from jaxtile.primitives._moves import bind_gather
+from jaxtile.primitives._operands import require_whole
 from jaxtile.primitives._scalar import as_closed
 from jaxtile.primitives.reindex import bind_reindex
 
@@ -158,6 +159,7 @@ def move(op: str, x: Any, closed: Any, shape: Sequence[int], fill: Any) -> Any:
 
     Raises:
         TileValueError: a coordinate is known to lie outside, and there is no fill.
+        TileShapeError: the map is not affine, and x is sharded on an explicit mesh.
     """
     shape = tuple(shape)
     if fill is None:
@@ -166,6 +168,7 @@ def move(op: str, x: Any, closed: Any, shape: Sequence[int], fill: Any) -> Any:
     chain = Chain(chain.source, (Link(closed, x.shape, fill), *chain.links))
     result = _affine(chain, shape)
     if result is None:
+        require_whole(op, jax.typeof(chain.source), range(chain.source.ndim))
         result = _general(chain, shape)
     _remember(result, chain)
     return result

@@ -68,7 +68,7 @@ def _forbid_batch(op: str, batch: Any) -> None:
 
 
 def _index_array(op: str, index: Any) -> jax.Array:
-    array = as_array(op, index)
+    array = as_array(op, index, "Point into the axis, whose places are fewer")
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TileTypeError(
             message(
@@ -252,15 +252,14 @@ def scalar_fill(op: str, fill: Any, dtype: Any) -> Any:
 
 def _fits(dtype: np.dtype, fill: Any) -> bool:
     """Whether a format holds a number: no overflow, and no rounding to a storage one."""
-    if not (holds(dtype, fill) and jnp.issubdtype(dtype, jnp.floating)):
+    stored = formats.format_of(dtype).category is Category.STORAGE
+    if not (holds(dtype, fill) and stored and jnp.issubdtype(dtype, jnp.floating)):
         return holds(dtype, fill)
     wide = np.asarray(fill).astype(np.float64)
     with np.errstate(over="ignore"):
         narrow = wide.astype(dtype).astype(np.float64)
-    if formats.format_of(dtype).category is Category.STORAGE:
-        same = narrow == wide and np.signbit(narrow) == np.signbit(wide)
-        return bool(same or (np.isnan(narrow) and np.isnan(wide)))
-    return bool(np.isfinite(narrow) or not np.isfinite(wide))
+    same = narrow == wide and np.signbit(narrow) == np.signbit(wide)
+    return bool(same or (np.isnan(narrow) and np.isnan(wide)))
 
 
 def _filled(op: str, fill: Any, dtype: np.dtype, dims: Any = None) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax.errors import InconclusiveDimensionOperation
 
 from jaxtile._jax_private import sharding_spec
 from jaxtile.errors import ContractError, TileShapeError, TileTypeError, message
@@ -133,3 +134,30 @@ def batch_fibres(args: Sequence, dims: Sequence, params: dict, key: str) -> list
         else:
             out.append(jnp.moveaxis(a, d, 0))
     return out
+
+
+def check_symbolic(op: str, sizes, policy) -> None:
+    """Refuse a symbolic size, of an export, that the reference cannot serve.
+
+    Raises:
+        TileShapeError: a size may be 0, or the policy fixes a tree of known size.
+    """
+    for n in sizes:
+        if isinstance(n, int):
+            continue
+        try:
+            some = n >= 1
+        except InconclusiveDimensionOperation:
+            some = False
+        if some and policy.kind is not Kind.FIXED:
+            continue
+        known = "known sizes" if some else "sizes that are 1 or more"
+        raise TileShapeError(
+            message(
+                op,
+                expected=f"{known} along the axes under policy {policy}",
+                got=f"the symbolic size {n}",
+                way_out="Export with an integer there"
+                + (", or by another policy." if some else ", or constrain the size."),
+            )
+        )

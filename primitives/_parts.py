@@ -119,7 +119,7 @@ def _converts_each(state: Any, shapes: Any) -> bool:
 
 
 def holds(dtype: np.dtype, value: Any) -> bool:
-    """True if a constant is a number that the dtype has; floats may round it."""
+    """True if a constant is a number that the dtype has; floats round but not overflow."""
     if isinstance(value, Tracer) or isinstance(value, str) or np.ndim(value) != 0:
         return False
     host = np.asarray(jax.device_get(value))
@@ -130,7 +130,9 @@ def holds(dtype: np.dtype, value: Any) -> bool:
     else:
         return False
     if jnp.issubdtype(dtype, jnp.floating):
-        return True
+        with np.errstate(over="ignore"):
+            narrow = np.asarray(number, np.float64).astype(dtype)
+        return bool(np.isfinite(narrow.astype(np.float64)) or not np.isfinite(number))
     low, high = (0, 1) if dtype.kind == "b" else _range(dtype)
     return low <= number <= high and number == int(number)
 

@@ -208,7 +208,8 @@ def in_lines(spec: Spec, elements, axis, joined=False) -> list:
 def _suits_lines(spec: Spec, shape, axis, init, mask) -> bool:
     """A native sum, product or extreme along a last axis that is worth it."""
     native = spec.reducer.native in ("add", "mul", "max", "min") and not spec.swapped
-    last = axis == len(shape) - 1 and shape[axis] > _SHORT and 0 not in shape
+    known = all(isinstance(n, int) for n in shape)  # not symbolic
+    last = known and axis == len(shape) - 1 and shape[axis] > _SHORT and 0 not in shape
     plain = init is None and mask is None and _native.keeps_rounding(spec)
     return native and last and plain
 
@@ -217,7 +218,8 @@ def chain(spec: Spec, elements, axis, init, mask, platform, before=None) -> list
     """The strict chain in the form that suits the layout."""
     last = axis == elements[0].ndim - 1
     if platform == "cpu" and last and elements[0].ndim > 1:
-        if _is_cheap(spec):
+        known = isinstance(elements[0].shape[axis], int)  # not symbolic
+        if known and _is_cheap(spec):
             return by_lines(spec, elements, axis, init, mask, before)
         front = [jnp.moveaxis(v, axis, 0) for v in elements]
         m = None if mask is None else jnp.moveaxis(mask, axis, 0)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import core, lax
 from jax.interpreters import ad
 
 from jaxtile._jax_private import iota_like
@@ -72,7 +72,7 @@ def _split(values: Sequence) -> tuple[list[int], list[int]]:
 
 
 def _float_jvp(fn: Callable, values: Sequence, tangents: Sequence) -> list:
-    """The tangents of fn's float outputs; integers are constants."""
+    """The tangents of fn's float outputs; integers are constants, whatever their tangents."""
     floats, _ = _split(values)
 
     def of_floats(*moving):
@@ -104,9 +104,8 @@ def finish_tangents(spec: Spec, state, dstate, finish: bool, out) -> list:
 
     moving = iter(_float_jvp(outputs, state, full))
     shape = state[0].shape
-    return [
-        next(moving) if is_float(d) else np.zeros(shape, jax.dtypes.float0) for d in out
-    ]
+    none = ad.Zero(core.ShapedArray(shape, jax.dtypes.float0))
+    return [next(moving) if is_float(d) else none for d in out]
 
 
 def _safe(elements, mask):
@@ -171,9 +170,7 @@ def prefix_tangents(
 def _column(step, before, x, j, present):
     """d update / d (float leaf j of the state), for every float leaf of the result."""
     tangents = [
-        (jnp.ones_like if i == j else jnp.zeros_like)(b)
-        if is_float(b.dtype)
-        else np.zeros(b.shape, jax.dtypes.float0)
+        (jnp.ones_like if i == j else jnp.zeros_like)(b) if is_float(b.dtype) else None
         for i, b in enumerate(before)
     ]
     column = _float_jvp(lambda s: step(s, x), before, tangents)
@@ -184,7 +181,7 @@ def _column(step, before, x, j, present):
 
 def _drive(spec, step, before, x, de, present):
     """B_i dx_i: linear in the tangents."""
-    de = list(de) + [np.zeros(v.shape, jax.dtypes.float0) for v in x[len(de) :]]
+    de = [*de, *[None] * (len(x) - len(de))]
     u = _float_jvp(lambda e: step(before, e), x, de)
     if present is None:
         return u

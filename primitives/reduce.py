@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.errors import InconclusiveDimensionOperation
 from jax.interpreters import ad
 
 from jaxtile._jax_private import iota_like
@@ -30,7 +29,12 @@ from jaxtile.policy import Kind, Transform, ordered_tree
 from jaxtile.primitives import _fold, _native
 from jaxtile.primitives._bind import bind_reduce, of_tangent, reduce_p
 from jaxtile.primitives._define import Out, define, zero_tangent
-from jaxtile.primitives._operands import batch_fibres, check_operands, unpack
+from jaxtile.primitives._operands import (
+    batch_fibres,
+    check_operands,
+    check_symbolic,
+    unpack,
+)
 from jaxtile.primitives._scalar import convert, elementwise
 from jaxtile.primitives._spec import Spec, make_spec
 from jaxtile.primitives._tangent import (
@@ -49,7 +53,7 @@ def _abstract(*avals, spec: Spec, axes, policy, seeded, masked, finish, out):
     kept = tuple(d for d in range(len(shape)) if d not in axes)
     check_operands("reduce", spec, policy, elements, init, mask, kept, axes)
     sizes = [shape[d] for d in axes]
-    _check_symbolic(sizes, policy)
+    check_symbolic("reduce", sizes, policy)
     # A mask may leave nothing too, but only at run time; see _settle.
     if 0 in sizes and not seeded and not spec.has_empty:
         raise TileShapeError(
@@ -61,29 +65,6 @@ def _abstract(*avals, spec: Spec, axes, policy, seeded, masked, finish, out):
             )
         )
     return [Out(tuple(shape[d] for d in kept), d, kept) for d in out]
-
-
-def _check_symbolic(sizes, policy):
-    """Refuse a symbolic size, of an export, that the reference cannot serve."""
-    for n in sizes:
-        if isinstance(n, int):
-            continue
-        try:
-            some = n >= 1
-        except InconclusiveDimensionOperation:
-            some = False
-        if some and policy.kind is not Kind.FIXED:
-            continue
-        known = "known sizes" if some else "sizes that are 1 or more"
-        raise TileShapeError(
-            message(
-                "reduce",
-                expected=f"{known} along the reduced axes under policy {policy}",
-                got=f"the symbolic size {n}",
-                way_out="Export with an integer there"
-                + (", or by another policy." if some else ", or constrain the size."),
-            )
-        )
 
 
 def _settle(spec, state, valid, shape):

@@ -26,7 +26,12 @@ from jaxtile.primitives import _fold, _prefix
 from jaxtile.primitives._bind import flip, scan_p
 from jaxtile.primitives._define import Out, define
 from jaxtile.primitives._fold import nothing, shift_in
-from jaxtile.primitives._operands import batch_fibres, check_operands, unpack
+from jaxtile.primitives._operands import (
+    batch_fibres,
+    check_operands,
+    check_symbolic,
+    unpack,
+)
 from jaxtile.primitives._scalar import convert, evaluate
 from jaxtile.primitives._scan_rules import jvp, transpose
 from jaxtile.primitives._spec import Spec
@@ -37,6 +42,7 @@ def _abstract(*avals, spec: Spec, axis, policy, seeded, masked, out, final, **pa
     shape = elements[0].shape
     kept = tuple(d for d in range(len(shape)) if d != axis)
     check_operands("scan", spec, policy, elements, init, mask, kept, (axis,))
+    check_symbolic("scan", (shape[axis],), policy)
     nothing = final and shape[axis] == 0
     if not seeded and (params["exclusive"] or nothing):
         if not spec.has_empty and spec.reducer.identity is None:

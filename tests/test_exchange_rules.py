@@ -242,3 +242,20 @@ def test_on_a_mesh(kind):
             got = jax.jit(jax.grad(lambda x, f=inside: jnp.sum(jnp.sin(f(x)))))(Y)
             np.testing.assert_allclose(got, slope, rtol=1e-5)
         assert name
+
+
+def test_a_map_that_is_not_affine_of_a_sharded_axis():
+    """It is a gather inside, but the call that is refused is the user's."""
+    square = lambda i: (i * i,)  # noqa: E731
+    x = np.arange(16, dtype=np.float32)
+    for kind in (AxisType.Explicit, AxisType.Auto):
+        mesh = jax.make_mesh((4,), ("a",), axis_types=(kind,))
+        with jax.set_mesh(mesh):
+            put = jax.device_put(x, NamedSharding(mesh, PartitionSpec("a")))
+            for call in (jt.reindex, jax.jit(jt.reindex, static_argnums=(1, 2))):
+                if kind is AxisType.Auto:
+                    same_bits(call(put, (4,), square), x[[0, 1, 4, 9]])
+                    continue
+                sentence = r"reindex: expected axes \(0,\) not sharded; got sharding"
+                with pytest.raises(TileShapeError, match=sentence):
+                    call(put, (4,), square)

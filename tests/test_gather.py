@@ -249,3 +249,16 @@ def test_storage_formats_keep_their_type_in_a_tile():
     x = np.arange(4).astype(ml_dtypes.float8_e4m3fn)
     got = jt.gather(jt.tile(x, r), jt.tile(np.array([3, 9, 0, 1]), r), r)
     np.testing.assert_array_equal(_bytes(got.array), _bytes(x[[3, 0, 0, 1]]))
+
+
+@pytest.mark.parametrize("index", [2**40, np.array([2**40]), np.int64(-(2**33))])
+def test_an_index_beyond_32_bits(index):
+    x = jnp.arange(4.0)
+    sentence = (
+        "at most 32 bits.*Point into the axis, whose places are fewer, or set jax"
+    )
+    for call in (jt.gather, jt.take):
+        with pytest.raises(TileTypeError, match=sentence):
+            call(x, index, 0)
+    with pytest.raises(TileTypeError, match=sentence):
+        jt.scatter(jnp.ones(1), np.reshape(index, 1), 0, 4, jt.add)

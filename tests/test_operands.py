@@ -126,8 +126,18 @@ def test_scalars_take_jaxs_precision_but_do_not_overflow():
                 TileTypeError, match=f"the integer {value}. Write it as a f"
             ):
                 call()
-    with pytest.raises(TileTypeError, match="1e\\+300.*jaxtile.cast"):
-        jt.exp(np.float64(1e300))
+    for value in (1e300, np.float64(-1e300), -3.5e38):
+        for call in (
+            lambda v=value: jt.exp(v),
+            lambda v=value: t + v,
+            lambda v=value: jt.scan(X, 0, jt.add, init=v),
+        ):
+            with pytest.raises(
+                TileTypeError, match="which float32 does not represent.*jaxtile.cast"
+            ):
+                call()
+    for value in (np.inf, -np.inf, 3.4e38):
+        assert jt.maximum(value, -np.inf) == np.float32(value)
     with jax.enable_x64(True):
         assert int(jt.abs(-(2**40))) == 2**40
 

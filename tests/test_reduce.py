@@ -52,6 +52,35 @@ def test_derivatives_on_symbolic_sizes(policy):
     same_bits(call(x), jax.grad(run)(x))
 
 
+@pytest.mark.parametrize("spec", ["m, 17", "3, n", "m, n"])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(
+    "reducer", [jt.argmax, jt.multiply, jt.welford, jt.logaddexp], ids=repr
+)
+def test_derivatives_of_states_on_symbolic_sizes(reducer, axis, spec):
+    def run(x):
+        leaves = jax.tree.leaves(jt.reduce(x, axis, reducer))
+        return sum(jnp.sum(jnp.sin(v)) for v in leaves)
+
+    x = floats(rng_of("states"), (3, 17)) / 8
+    call = _exported(jax.grad(run), spec, np.float32)
+    np.testing.assert_allclose(call(x), jax.grad(run)(x), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", [*SYMBOLIC, "fixed_tree"])
+def test_scans_of_symbolic_sizes(policy):
+    def run(x):
+        return jt.scan(x, 1, jt.add, policy=policy)
+
+    x = rng_of("scans").integers(-9, 9, (3, 300)).astype(np.float32)
+    same_bits(_exported(run, "m, 300", np.float32)(x), x.cumsum(1))
+    if policy == "fixed_tree":
+        with pytest.raises(TileShapeError, match="scan: expected known sizes.*another"):
+            _exported(run, "m, n", np.float32)
+    elif policy != "fold_right":
+        same_bits(_exported(run, "m, n", np.float32)(x), x.cumsum(1))
+
+
 def test_a_symbolic_size_that_may_be_zero():
     with pytest.raises(TileShapeError, match="1 or more.*n - 1.*constrain"):
         _exported(lambda x: jt.reduce(x[1:], 0, jt.add), "n", np.float32)

@@ -333,3 +333,33 @@ def test_reducers_see_scalars():
     vector = jt.Reducer(lambda a, b: a + b, finish=lambda s: jnp.ones(3) * s)
     with pytest.raises(TileTypeError, match="finish to return scalars"):
         jt.reduce(jnp.ones(3), 0, vector, policy="fold_left")
+
+
+@pytest.mark.parametrize("call", [jt.reduce, jt.scan])
+def test_a_number_that_a_float_does_not_represent(call, x64):
+    """Silently it would be inf; inf itself is a seed like any other."""
+    for dtype, seed in (
+        ("float32", 1e300),
+        ("float32", -3.5e38),
+        ("float16", 70000.0),
+        ("bfloat16", np.float64(1e39)),
+    ):
+        x = jnp.zeros(3, dtype)
+        sentence = (
+            f"expected init of dtype {dtype}; got .*, which {dtype} does not represent. "
+            "Write jnp.inf where that is meant, or state acc_dtype="
+        )
+        with pytest.raises(TileTypeError, match=sentence):
+            call(x, 0, jt.maximum, init=seed)
+        for fine in (np.inf, -np.inf, np.nan, 3.4e38 if dtype == "float32" else 6e4):
+            assert call(x, 0, jt.maximum, init=fine).dtype == dtype
+    half = jnp.zeros(3, jnp.float16)
+    assert call(half, 0, jt.maximum, init=7e4, acc_dtype="float32").dtype == "float32"
+    huge = jt.Reducer(
+        lambda a, b: jnp.maximum(a, b),
+        identity=-1e300,
+        laws=jt.Laws(associative=True, commutative=True),
+    )
+    with pytest.raises(TileTypeError, match="identity to be a constant state, float32"):
+        call(jnp.zeros(3, jnp.float32), 0, huge)
+    call(jnp.zeros(3, jnp.float64), 0, huge)
