@@ -128,6 +128,9 @@ _ELEMENTWISE = {
     "math_log": np.log,
     "math_log1p": np.log1p,
     "math_sqrt": np.sqrt,
+    "math_rsqrt": lambda a: (1 / np.sqrt(a.astype(np.float64))).astype(a.dtype),
+    "math_tanh": np.tanh,
+    "math_floor": np.floor,
     "math_copysign": np.copysign,
 }
 

@@ -50,9 +50,16 @@ def _plain(call: Call, *args: Any) -> list:
     return plain.run(call.name, call.body, *args)
 
 
+def _mosaic(*args: Any) -> list:
+    from jaxtile.kernels import direct, mosaic
+
+    return direct.run(mosaic.launch, *args)
+
+
 _REALISATIONS: dict[str, Callable[..., list]] = {
     REFERENCE: _plain,
     "triton": _direct(False),
+    "mosaic_gpu": _mosaic,
     "tpu": _tpu,
     INTERPRET: _direct(True),
 }

@@ -202,15 +202,7 @@ class Block:
         Raises:
             UnsupportedOnBackend: neither is possible.
         """
-        sizes = self.sizes
-        stage = None if self.in_registers else sizes.stage(self.several)
-        if stage is None and not self.in_registers:
-            BACKEND.fail(
-                self.primitive,
-                f"{self.policy} needs each fibre of {sizes.length} in one thread, or in "
-                "shared memory, which it exceeds; load the block with a layout= that "
-                "gives threads whole fibres, or make it shorter",
-            )
+        sizes, stage = self.sizes, self.stage()
         results = [(self.main, d) for d in sizes.shown]
         results += [(self.out, d) for d in sizes.totals]
         each = sizes.bytes(self.several)
@@ -220,10 +212,7 @@ class Block:
             memory = scratch_of_warpgroup(module, each, self.several)
             thread = Thread(th.Words(memory))
             arrays = [f.explode(v) for f, v in zip(self.forms, values, strict=True)]
-            if stage is None:
-                found = registers(thread, arrays)
-            else:
-                found = self._staged(stage, memory, thread, arrays, walk)
+            found = self.emitted(stage, memory, thread, arrays, registers, walk)
             return tuple(
                 form.implode(scalars, utils.is_signed(dtype))
                 for scalars, (form, dtype) in zip(found, results, strict=True)
@@ -238,7 +227,28 @@ class Block:
         call = inline(code)
         return lambda *values: list(call(*self._bound(sizes.ordered(values))))
 
-    def _staged(self, stage, memory, thread, arrays, walk):
+    def stage(self) -> _stage.Stage | None:
+        """The plan of shared memory, or None where registers suffice.
+
+        Raises:
+            UnsupportedOnBackend: neither is possible.
+        """
+        if self.in_registers:
+            return None
+        found = self.sizes.stage(self.several)
+        if found is None:
+            BACKEND.fail(
+                self.primitive,
+                f"{self.policy} needs each fibre of {self.sizes.length} in one thread, "
+                "or in shared memory, which it exceeds; load the block with a layout= "
+                "that gives threads whole fibres, or make it shorter",
+            )
+        return found
+
+    def emitted(self, stage, memory, thread, arrays, registers, walk) -> list:
+        """The scalars of the results, by a plan of `stage`."""
+        if stage is None:
+            return registers(thread, arrays)
         sizes = self.sizes
         fibre = range(len(sizes.fibres))
         where = [

@@ -144,6 +144,11 @@ class Form:
             _registers=regs, _layout=self.layout, _is_signed=signed
         )
 
+    @property
+    def present(self) -> np.ndarray:
+        """Whether each scalar is one of the value's; None: it surely is."""
+        return np.full(self.counts, None, object)
+
     def digits(self, axes: Sequence[int]) -> list[Digit] | None:
         """The digits of the axes, taken as one, minor to major; None if they have none."""
         if self.strided:

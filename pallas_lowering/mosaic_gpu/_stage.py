@@ -151,19 +151,22 @@ class Placed:
         self.form = form
         self.fibre = list(form.along(fibre_axes).flat)
         self.place = list(form.along(place_axes).flat) if place_axes else None
+        self.present = list(form.present.flat)
 
     def local(self, stage: Stage, first: ir.Value | None):
         """(offset, whether it is there) of each scalar, of fibres from `first` on."""
         for k, fibre in enumerate(self.fibre):
-            inside = None
+            inside = self.present[k]
             if first is not None:
                 fibre = arith.subi(fibre, first)
                 # Of a fibre before the first, a huge number without a sign.
-                inside = arith.cmpi(arith.CmpIPredicate.ult, fibre, th.i32(stage.each))
-                fibre = arith.select(inside, fibre, th.i32(0))
+                there = arith.cmpi(arith.CmpIPredicate.ult, fibre, th.i32(stage.each))
+                inside = there if inside is None else arith.andi(inside, there)
             if self.place is not None:
                 across = arith.muli(self.place[k], th.i32(stage.pitch))
                 fibre = arith.addi(fibre, across)
+            if inside is not None:
+                fibre = arith.select(inside, fibre, th.i32(0))
             yield fibre, inside
 
 
@@ -206,9 +209,9 @@ def run(
             mine = []
             for k, (offset, inside) in enumerate(placed.local(stage, first)):
                 (value,) = buffer.load(offset)
-                mine.append(
-                    value if inside is None else th.select(inside, value, old[k])
-                )
+                if inside is not None and old[k] is not None:
+                    value = th.select(inside, value, old[k])
+                mine.append(value)
             out.append(mine)
         return out
 

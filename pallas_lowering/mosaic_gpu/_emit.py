@@ -1,0 +1,381 @@
+"""The body of a kernel of `jaxtile.kernel` as thread code of one warpgroup."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
+
+from jaxtile.pallas_lowering._elementwise import _sum_terms
+from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
+from jaxtile.pallas_lowering.mosaic_gpu._body import (
+    OURS,
+    SAME,
+    Body,
+    Place,
+    Step,
+    Value,
+    fibres_of,
+    read_p,
+    refuse,
+    write_p,
+)
+from jaxtile.pallas_lowering.mosaic_gpu._given import Given
+from jaxtile.pallas_lowering.mosaic_gpu._lanes import Thread
+from jaxtile.pallas_lowering.mosaic_gpu._launch import Program
+from jaxtile.pallas_lowering.mosaic_gpu._layouts import MOST_EACH
+from jaxtile.pallas_lowering.mosaic_gpu._ops import constant, type_of
+from jaxtile.pallas_lowering.mosaic_gpu._region import Region, convert, lacks
+from jaxtile.pallas_lowering.mosaic_gpu._spread import (
+    MOST_BYTES,
+    Axis,
+    Grid,
+    Line,
+    Spread,
+    both,
+    neighbours,
+)
+from jaxtile.pallas_lowering.mosaic_gpu.reduce import Reduction, reduction_parts
+from jaxtile.pallas_lowering.mosaic_gpu.scan import Scan, scan_parts
+from jaxtile.primitives._define import REFERENCES
+
+
+class Plan:
+    """What is known of a body before its code is written.
+
+    Args:
+        kernel: its name, for messages.
+        body: its steps.
+        spreads: how each axis lies.
+    """
+
+    def __init__(self, kernel: str, body: Body, spreads: dict[Axis, Spread]):
+        self.kernel, self.body, self.spreads = kernel, body, spreads
+        self.bytes = 0
+        self.regions: dict[Step, Region] = {}
+        for step in body.every():
+            if step.name in ("tile_reduce", "tile_scan"):
+                sizes = self._combined(step)[0]
+                self.bytes = max(self.bytes, sizes.bytes(False))
+            elif _is_region(step):
+                self.regions[step] = self._region(step)
+        for value in body.values():
+            self._check_size(value)
+
+    def _combined(self, step: Step):
+        """The sizes and the algebra of a reduce or scan."""
+        make = reduction_parts if step.name == "tile_reduce" else scan_parts
+        return make(step.avals, step.params)
+
+    def _region(self, step: Step) -> Region:
+        region = Region(_scalar_function(step), [a.dtype for a in step.avals])
+        reason = lacks(region.closed)
+        if reason is not None:
+            refuse(
+                self.kernel,
+                f"{step.name.removeprefix('tile_')}: {reason}",
+                "Compute that before the kernel.",
+            )
+        return region
+
+    def _check_size(self, value: Value) -> None:
+        each = math.prod(
+            self.spreads[a].registers * self.spreads[a].vector for a in value.roots
+        )
+        if each > MOST_EACH:
+            refuse(
+                self.kernel,
+                f"a tile of shape {value.aval.shape}: {each} values in each thread, "
+                f"above {MOST_EACH}",
+                "Pick smaller blocks.",
+            )
+
+
+_TABLES = frozenset(
+    "broadcast_in_dim reshape squeeze expand_dims transpose iota scan tile_reduce "
+    "tile_scan tile_read tile_write".split()
+)
+
+
+def _is_region(step: Step) -> bool:
+    return step.name not in _TABLES | SAME | {"tile_cast"}
+
+
+def _scalar_function(step: Step) -> Callable[..., Sequence]:
+    """What an elementwise step does to scalars."""
+    primitive, params = step.primitive, step.params
+    if step.name == "tile_map":
+        return lambda *xs: jax.tree.leaves(params["region"].fn(*xs))
+    if step.name == "tile_map_linear":
+        return functools.partial(
+            _sum_terms, params["terms"], params["dtypes"], params["split"]
+        )
+    if step.name in OURS:
+        return functools.partial(REFERENCES[primitive], **params)
+    return lambda *xs: [primitive.bind(*xs, **params)]
+
+
+class Emitter:
+    """Writes a body's code at the present place of a kernel.
+
+    Args:
+        plan: the body's.
+        program: the arrays.
+        first: of each array its first element, and of the grid the first instance, that
+            are this instance's: offsets by (role, number).
+    """
+
+    def __init__(self, plan: Plan, program: Program, first: dict[Any, Any]):
+        self.plan, self.program, self.first = plan, program, first
+        words: Any = program.words
+        self.memory = words.ref if words is not None else None
+        self.thread = Thread(words)
+        self.lines = {a: Line(s, self.thread) for a, s in plan.spreads.items()}
+        self.env: dict[Value, np.ndarray] = {}
+
+    def run(self, inputs: Sequence[ir.Value]) -> None:
+        """Write the code of the whole body, for scalar inputs."""
+        body = self.plan.body
+        for value, scalar in zip(body.inputs, inputs, strict=True):
+            self.env[value] = _filled((1,), scalar)
+        self._steps(body.steps)
+
+    def _steps(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            reads = [self._read(v) for v in step.reads]
+            rule = _RULES.get(step.name, Emitter._elementwise)
+            found = rule(self, step, *reads)
+            self.env.update(zip(step.gives, found, strict=True))
+
+    def _read(self, value: Value) -> np.ndarray:
+        if value.const is not None:
+            return _filled((1,), constant(value.const, value.aval.dtype))
+        return self.env[value]
+
+    def grid(self, value: Value) -> Grid:
+        """Where a value's scalars lie."""
+        return Grid([self.lines[a] for a in value.roots], self.thread)
+
+    # Elementwise.
+
+    def _elementwise(self, step: Step, *arrays: np.ndarray) -> list[np.ndarray]:
+        counts = self.grid(step.gives[0]).counts
+        if step.name in SAME:
+            return list(arrays)
+        if step.name == "tile_cast":
+            kinds = step.avals[0].dtype, step.params["dtype"]
+            region = lambda x: [convert(x, *kinds)]  # noqa: E731
+        else:
+            region = self.plan.regions[step]
+        known: dict[tuple, list] = {}
+        outs = [np.empty(counts, object) for _ in step.gives]
+        spread = [np.broadcast_to(a.reshape(()) if a.size == 1 else a, counts) for a in arrays]
+        for place in np.ndindex(*counts):
+            scalars = [a[place] for a in spread]
+            # Equal operands, as after a broadcast, are computed once.
+            key = tuple(map(id, scalars))
+            if key not in known:
+                known[key] = region(*scalars)
+            for out, scalar in zip(outs, known[key], strict=True):
+                out[place] = scalar
+        return outs
+
+    # Shapes.
+
+    def _broadcast(self, step: Step, array: np.ndarray) -> list[np.ndarray]:
+        counts = self.grid(step.gives[0]).counts
+        shape = [1] * len(counts)
+        operand = self.grid(step.reads[0])
+        for line, d in zip(
+            operand.lines, step.params["broadcast_dimensions"], strict=True
+        ):
+            shape[2 * d : 2 * d + 2] = line.counts
+        return [np.broadcast_to(array.reshape(shape), counts)]
+
+    def _reshape(self, step: Step, array: np.ndarray) -> list[np.ndarray]:
+        return [array.reshape(self.grid(step.gives[0]).counts)]
+
+    def _transpose(self, step: Step, array: np.ndarray) -> list[np.ndarray]:
+        order = [2 * p + k for p in step.params["permutation"] for k in (0, 1)]
+        return [array.transpose(order or [0])]
+
+    def _iota(self, step: Step) -> list[np.ndarray]:
+        grid, dtype = self.grid(step.gives[0]), step.gives[0].aval.dtype
+        where = grid.along((step.params["dimension"],))
+        out = np.empty(where.shape, object)
+        out.flat[:] = [convert(v, np.int32, dtype) for v in where.flat]
+        return [out]
+
+    # Combining.
+
+    def _combine(self, step: Step, *arrays: np.ndarray) -> list[np.ndarray]:
+        at_places, at_fibres, _ = fibres_of(step)
+        sizes, algebra = self.plan._combined(step)
+        given = Given(
+            step.primitive,
+            sizes,
+            algebra,
+            step.params["policy"],
+            self.grid(at_places[0]),
+            self.grid(at_fibres[0]) if at_fibres else None,
+        )
+        make = Reduction if step.name == "tile_reduce" else Scan
+        work = make(given, step.params)
+        found = given.found(
+            work, self.thread, self.memory, sizes.ordered(self._aligned(step, arrays))
+        )
+        outs = []
+        for value, scalars in zip(step.gives, found, strict=True):
+            out = np.empty(self.grid(value).counts, object)
+            out.flat[:] = list(scalars)
+            outs.append(out)
+        return outs
+
+    def _aligned(self, step, arrays):
+        """The operands, each with an array of its own."""
+        shapes = [self.grid(v).counts for v in step.reads]
+        return [
+            np.broadcast_to(a, s).copy() for a, s in zip(arrays, shapes, strict=True)
+        ]
+
+    # Loops.
+
+    def _loop(self, step: Step, *arrays: np.ndarray) -> list[np.ndarray]:
+        body: Any = step.body
+        consts, length = step.params["num_consts"], step.params["length"]
+        self.env.update(zip(body.inputs[:consts], arrays[:consts], strict=True))
+        carried = body.inputs[consts:]
+        shapes = [self.grid(v).counts for v in carried]
+        sizes = [math.prod(s) for s in shapes]
+
+        def split(flat):
+            ends = np.cumsum(sizes)
+            parts = [list(flat[e - n : e]) for e, n in zip(ends, sizes, strict=True)]
+            out = [np.empty(s, object) for s in shapes]
+            for array, part in zip(out, parts, strict=True):
+                array.flat[:] = part
+            return out
+
+        def turn(_, flat):
+            self.env.update(zip(carried, split(flat), strict=True))
+            self._steps(body.steps)
+            outs = [self._read(v) for v in body.results]
+            return _flat(outs, shapes)
+
+        start = _flat(arrays[consts:], shapes)
+        return split(th.loop(th.i32(length), turn, start))
+
+    # Memory.
+
+    def _tile(self, place: Place, tile: Value, starts: Sequence[np.ndarray]):
+        """(first offset, inside, how many) of the runs of a tile's scalars."""
+        grid = self.grid(tile)
+        strides = _strides([p.extent for p in place.pieces])
+        base, sides, lone = self.first[place.role, place.number], [], None
+        lines, along = list(grid.lines), []
+        for piece, start, stride in zip(
+            place.pieces, starts, strides, strict=True
+        ):
+            first = start.item()
+            base = arith.addi(base, _times(first, stride))
+            if piece.dim is None:
+                lone = both(lone, _within(first, piece) if piece.ragged else None)
+                continue
+            line = lines.pop(0)
+            base = arith.addi(base, _times(line.mine, stride))
+            flags = list(line.padding)
+            if piece.ragged:
+                spots = range(len(flags))
+                some = [_within(arith.addi(first, line.at(k)), piece) for k in spots]
+                flags = [both(a, b) for a, b in zip(flags, some, strict=True)]
+            sides.append(flags)
+            along.append(stride)
+        inside = grid.all_of(sides)
+        last = math.gcd(neighbours(place), grid.counts[-1]) if sides else 1
+        found = []
+        for index, where in grid.places():
+            if index[-1] % last:
+                continue
+            fixed = sum(
+                v.fixed(w) * s for v, w, s in zip(grid.lines, where, along, strict=True)
+            )
+            offset = arith.addi(base, th.i64(fixed)) if fixed else base
+            found.append((index, offset, both(lone, inside[index])))
+        return grid, found, last
+
+    def _load(self, step: Step, fill: np.ndarray, *starts) -> list[np.ndarray]:
+        place = step.params["place"]
+        grid, runs, count = self._tile(place, step.gives[0], starts)
+        buffer = self.program.inputs[place.number]
+        out = np.empty(grid.counts, object)
+        for index, offset, inside in runs:
+            if inside is not None:  # the array's first elements are always there
+                offset = arith.select(inside, offset, th.i64(0))
+            for k, value in enumerate(buffer.load(offset, count)):
+                if inside is not None:
+                    value = th.select(inside, value, fill.item())
+                out[(*index[:-1], index[-1] + k)] = value
+        return [out]
+
+    def _store(self, step: Step, token, value: np.ndarray, *starts):
+        place = step.params["place"]
+        grid, runs, count = self._tile(place, step.reads[1], starts)
+        buffer = self.program.outputs[place.number]
+        value = np.broadcast_to(value, grid.counts)
+        alone = grid.first_of_alike()
+        for index, offset, inside in runs:
+            values = [value[(*index[:-1], index[-1] + k)] for k in range(count)]
+            condition = both(alone, inside)
+            if condition is None:
+                buffer.store(values, offset)
+                continue
+            with th.when(condition):
+                buffer.store(values, offset)
+        return [token]
+
+
+_RULES: dict[str, Callable] = {
+    "broadcast_in_dim": Emitter._broadcast,
+    "reshape": Emitter._reshape,
+    "squeeze": Emitter._reshape,
+    "expand_dims": Emitter._reshape,
+    "transpose": Emitter._transpose,
+    "iota": Emitter._iota,
+    "tile_reduce": Emitter._combine,
+    "tile_scan": Emitter._combine,
+    "scan": Emitter._loop,
+    read_p.name: Emitter._load,
+    write_p.name: Emitter._store,
+}
+
+
+def _filled(counts: Sequence[int], scalar: ir.Value) -> np.ndarray:
+    out = np.empty(counts, object)
+    out.fill(scalar)
+    return out
+
+
+def _flat(arrays: Sequence[np.ndarray], shapes: Sequence) -> list[ir.Value]:
+    pairs = zip(arrays, shapes, strict=True)
+    return [v for a, s in pairs for v in np.broadcast_to(a, s).flat]
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+
+
+def _times(value: ir.Value, stride: int) -> ir.Value:
+    """A coordinate, which may be negative, times a stride, as 64 bits."""
+    return arith.muli(arith.extsi(type_of(np.int64), value), th.i64(stride))
+
+
+def _within(coordinate: ir.Value, piece: Any) -> ir.Value:
+    """Whether a coordinate lies in the array; a negative one is huge without a sign."""
+    end = th.i32(piece.extent)
+    return arith.cmpi(arith.CmpIPredicate.ult, coordinate, end)
