@@ -1,18 +1,14 @@
-"""The body of a kernel of `jaxtile.kernel` as a straight list of steps, and its axes.
-
-Calls are opened. Axes of different values that must lie alike, because an elementwise op,
-a broadcast, a reduction or a loop joins them, become one `Axis`.
-"""
+"""The body of a kernel of `jaxtile.kernel` as a straight list of steps, its calls opened."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-import jax
 import numpy as np
+from jax import core
 from jax.core import Tracer
 from jax.extend.core import Literal
 
@@ -72,7 +68,7 @@ read_p, write_p = new_primitive("tile_read"), new_primitive("tile_write")
 
 @read_p.def_abstract_eval
 def _(fill, *starts, place: Place):
-    return [jax.core.ShapedArray(place.shape, place.dtype)]
+    return [core.ShapedArray(place.shape, place.dtype)]
 
 
 @write_p.def_abstract_eval
@@ -150,6 +146,11 @@ class Step:
         return self.primitive.name
 
     @property
+    def constants(self) -> int:
+        """How many operands of a loop are the same for every turn."""
+        return len(self.reads) - len(self.gives)
+
+    @property
     def avals(self) -> list:
         """Of the operands."""
         return [v.aval for v in self.reads]
@@ -197,30 +198,18 @@ def refuse(kernel: str, got: str, way_out: str) -> NoReturn:
 
 
 def opened(kernel: str, closed: Any) -> Body:
-    """The body of a jaxpr, with its axes joined.
+    """The body of a jaxpr.
 
     Raises:
-        UnsupportedOnBackend: an op that has no thread code, or axes that cannot lie
-            alike.
+        UnsupportedOnBackend: an op that has no thread code.
     """
     jaxpr, consts = _scalar.as_closed(closed)
     inputs = [Value(v.aval) for v in jaxpr.invars]
     steps: list[Step] = []
     results = _open(kernel, jaxpr, consts, inputs, steps)
     body = Body(inputs, steps, results)
-    named: dict[Any, Axis] = {}
     for step in body.every():
         _check(kernel, step)
-        _join(kernel, step, named)
-    for value in body.values():
-        roots = [a for a in value.roots if a.size > 1]
-        if len(set(roots)) != len(roots):
-            refuse(
-                kernel,
-                f"a value of shape {value.aval.shape} two of whose axes lie alike, being "
-                "joined elsewhere",
-                "Give them dims of their own.",
-            )
     return body
 
 
@@ -263,18 +252,21 @@ def _open(kernel, jaxpr, consts, args: Sequence[Value], steps: list[Step]) -> li
 
 
 def _loop(kernel: str, eqn: Any) -> Body:
-    params = eqn.params
-    state = params["num_consts"] + params["num_carry"]
-    if len(eqn.invars) != state or len(eqn.outvars) != params["num_carry"]:
+    jaxpr, consts = _scalar.as_closed(eqn.params["jaxpr"])
+    sides: list[tuple[Any, Any]] = [*zip(eqn.invars, jaxpr.invars, strict=True)]
+    sides += zip(eqn.outvars, jaxpr.outvars, strict=True)
+    # What is sliced or stacked has another axis outside.
+    if any(outer.aval.shape != inner.aval.shape for outer, inner in sides):
         refuse(kernel, "a scan over arrays", "Loop by nest.serial.")
-    jaxpr, consts = _scalar.as_closed(params["jaxpr"])
     inputs = [Value(v.aval) for v in jaxpr.invars]
     steps: list[Step] = []
     results = _open(kernel, jaxpr, consts, inputs, steps)
     return Body(inputs, steps, results)
 
 
-_MOVES = frozenset("broadcast_in_dim reshape squeeze expand_dims transpose iota".split())
+_MOVES = frozenset(
+    "broadcast_in_dim reshape squeeze expand_dims transpose iota".split()
+)
 SAME = frozenset("copy stop_gradient".split())
 _SCALAR = (
     frozenset(BINARY)
@@ -307,59 +299,6 @@ def _check(kernel: str, step: Step) -> None:
         )
 
 
-def _pair(kernel: str, first: Sequence[Axis], second: Sequence[Axis], what: str):
-    if [a.size for a in first] != [a.size for a in second]:
-        refuse(
-            kernel,
-            f"{what} from axes of {[a.size for a in first]} to "
-            f"{[a.size for a in second]}",
-            "Load the tile in the shape that you need.",
-        )
-    for a, b in zip(first, second, strict=True):
-        a.join(b)
-
-
-def _all(*values: Value) -> None:
-    """Elementwise: what is no scalar lies alike."""
-    ranked = [v for v in values if v.axes]
-    for value in ranked[1:]:
-        for a, b in zip(ranked[0].axes, value.axes, strict=True):
-            a.join(b)
-
-
-def _join(kernel: str, step: Step, named: dict[Any, Axis]) -> None:
-    """Join the axes that a step has lie alike."""
-    rule = _JOINS.get(step.name)
-    if rule is not None:
-        rule(kernel, step)
-    elif step.primitive in (read_p, write_p):
-        tile = step.gives[0] if step.primitive is read_p else step.reads[1]
-        dims = [p.dim for p in step.params["place"].pieces if p.dim is not None]
-        for dim, axis in zip(dims, tile.axes, strict=True):
-            axis.join(named.setdefault((dim, axis.size), axis))
-    elif step.name != "iota":
-        _all(*step.reads, *step.gives)
-
-
-def _broadcast(kernel: str, step: Step) -> None:
-    wide = step.gives[0].axes
-    for a, d in zip(step.reads[0].axes, step.params["broadcast_dimensions"], strict=True):
-        if a.size == wide[d].size:
-            a.join(wide[d])
-
-
-def _reshape(kernel: str, step: Step) -> None:
-    sides = [
-        [a for a in v.axes if a.size > 1] for v in (step.reads[0], step.gives[0])
-    ]
-    _pair(kernel, *sides, "a reshape")
-
-
-def _transpose(kernel: str, step: Step) -> None:
-    given = [step.reads[0].axes[p] for p in step.params["permutation"]]
-    _pair(kernel, given, step.gives[0].axes, "a transpose")
-
-
 def fibres_of(step: Step) -> tuple[list[Value], list[Value], tuple[int, ...]]:
     """What a reduce or scan has at each place, at each fibre, and the axes of a fibre."""
     params = step.params
@@ -371,43 +310,6 @@ def fibres_of(step: Step) -> tuple[list[Value], list[Value], tuple[int, ...]]:
     shown = len(params["out"])
     places += step.gives[:shown]
     return places, [*(init or ()), *step.gives[shown:]], (params["axis"],)
-
-
-def _fibres(kernel: str, step: Step) -> None:
-    places, fibres, axes = fibres_of(step)
-    _all(*places)
-    kept = [a for k, a in enumerate(places[0].axes) if k not in axes]
-    for value in fibres:
-        for a, b in zip(kept, value.axes, strict=True):
-            a.join(b)
-
-
-def _carry(kernel: str, step: Step) -> None:
-    body: Any = step.body
-    consts = step.params["num_consts"]
-    for outer, inner in zip(step.reads, body.inputs, strict=True):
-        _all(outer, inner)
-    for inner, after, outer in zip(
-        body.inputs[consts:], body.results, step.gives, strict=True
-    ):
-        _all(inner, after, outer)
-
-
-_JOINS: dict[str, Callable[[str, Step], None]] = {
-    "broadcast_in_dim": _broadcast,
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "expand_dims": _reshape,
-    "transpose": _transpose,
-    "tile_reduce": _fibres,
-    "tile_scan": _fibres,
-    "scan": _carry,
-}
-
-
-def tokens() -> Any:
-    """The first token."""
-    return jax.numpy.zeros((), np.int32)
 
 
 def elements(value: Value) -> int:

@@ -33,7 +33,6 @@ from jaxtile.pallas_lowering.mosaic_gpu._layouts import MOST_EACH
 from jaxtile.pallas_lowering.mosaic_gpu._ops import constant, type_of
 from jaxtile.pallas_lowering.mosaic_gpu._region import Region, convert, lacks
 from jaxtile.pallas_lowering.mosaic_gpu._spread import (
-    MOST_BYTES,
     Axis,
     Grid,
     Line,
@@ -121,6 +120,11 @@ def _scalar_function(step: Step) -> Callable[..., Sequence]:
     return lambda *xs: [primitive.bind(*xs, **params)]
 
 
+def _conversion(step: Step) -> Callable[[ir.Value], list]:
+    kinds = step.avals[0].dtype, step.params["dtype"]
+    return lambda x: [convert(x, *kinds)]
+
+
 class Emitter:
     """Writes a body's code at the present place of a kernel.
 
@@ -168,14 +172,12 @@ class Emitter:
         counts = self.grid(step.gives[0]).counts
         if step.name in SAME:
             return list(arrays)
-        if step.name == "tile_cast":
-            kinds = step.avals[0].dtype, step.params["dtype"]
-            region = lambda x: [convert(x, *kinds)]  # noqa: E731
-        else:
-            region = self.plan.regions[step]
+        region: Callable[..., list] = self.plan.regions.get(step) or _conversion(step)
         known: dict[tuple, list] = {}
         outs = [np.empty(counts, object) for _ in step.gives]
-        spread = [np.broadcast_to(a.reshape(()) if a.size == 1 else a, counts) for a in arrays]
+        spread: list[Any] = [
+            np.broadcast_to(a.reshape(()) if a.size == 1 else a, counts) for a in arrays
+        ]
         for place in np.ndindex(*counts):
             scalars = [a[place] for a in spread]
             # Equal operands, as after a broadcast, are computed once.
@@ -248,7 +250,7 @@ class Emitter:
 
     def _loop(self, step: Step, *arrays: np.ndarray) -> list[np.ndarray]:
         body: Any = step.body
-        consts, length = step.params["num_consts"], step.params["length"]
+        consts, length = step.constants, step.params["length"]
         self.env.update(zip(body.inputs[:consts], arrays[:consts], strict=True))
         carried = body.inputs[consts:]
         shapes = [self.grid(v).counts for v in carried]
@@ -279,9 +281,7 @@ class Emitter:
         strides = _strides([p.extent for p in place.pieces])
         base, sides, lone = self.first[place.role, place.number], [], None
         lines, along = list(grid.lines), []
-        for piece, start, stride in zip(
-            place.pieces, starts, strides, strict=True
-        ):
+        for piece, start, stride in zip(place.pieces, starts, strides, strict=True):
             first = start.item()
             base = arith.addi(base, _times(first, stride))
             if piece.dim is None:

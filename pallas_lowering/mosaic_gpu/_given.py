@@ -52,7 +52,9 @@ class Given(_block.Block):
     def places(self, arrays, masked: bool) -> np.ndarray:
         """`[leaves, exists]` of each of a thread's elements."""
         found = super().places(arrays, masked)
-        return dg.each(lambda p, there: [p[0], both(p[1], there)], found, self.grid.present)
+        return dg.each(
+            lambda p, there: [p[0], both(p[1], there)], found, self.grid.present
+        )
 
     def found(
         self, work: Any, thread: Thread, memory: ir.Value | None, arrays: list

@@ -13,6 +13,7 @@ from jaxlib.mlir.dialects import arith
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._body import opened
 from jaxtile.pallas_lowering.mosaic_gpu._emit import Emitter, Plan
+from jaxtile.pallas_lowering.mosaic_gpu._joins import join_axes
 from jaxtile.pallas_lowering.mosaic_gpu._launch import Program, launch
 from jaxtile.pallas_lowering.mosaic_gpu._spread import assign
 
@@ -36,6 +37,7 @@ class Kernel:
 
     def __init__(self, name: str, closed: Any, counts, shapes, outs):
         body = opened(name, closed)
+        join_axes(name, body)
         self.closed, self.counts = closed, tuple(counts)
         self.shapes, self.outs = shapes, outs
         self.plan = Plan(name, body, assign(body))

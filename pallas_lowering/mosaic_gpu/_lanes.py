@@ -234,7 +234,7 @@ class Thread:
         words: 64-bit slots of shared memory that are this warpgroup's own.
     """
 
-    def __init__(self, words: th.Words):
+    def __init__(self, words: Any):
         self.number = th.divided(th.thread_in_block(), 128)[1]
         self.warp, self.lane = th.divided(self.number, th.WARP)
         self.words = words

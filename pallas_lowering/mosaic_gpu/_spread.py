@@ -234,7 +234,7 @@ class Grid(Form):
         self.layout: Any = tuple(v.spread for v in lines)
         self.strided = False
 
-    @property
+    @functools.cached_property
     def counts(self) -> tuple[int, ...]:
         """The shape of a thread's scalars."""
         return tuple(n for v in self.lines for n in v.counts) or (1,)
