@@ -224,6 +224,7 @@ class Emitter:
             sizes,
             algebra,
             step.params["policy"],
+            step.params.get("direction", "prefix") != "prefix",
             self.grid(at_places[0]),
             self.grid(at_fibres[0]) if at_fibres else None,
         )

@@ -23,6 +23,7 @@ class Given(_block.Block):
         sizes: of the call.
         algebra: the reducer.
         policy: the order.
+        flipped: it is the last position's first.
         main, out: where a place's scalars lie, and a fibre's, if anything has one each.
     """
 
@@ -32,11 +33,12 @@ class Given(_block.Block):
         sizes: _block.Sizes,
         algebra: Algebra,
         policy: Policy,
+        flipped: bool,
         main: Grid,
         out: Grid | None,
     ):
         self.primitive, self.sizes, self.several = primitive, sizes, False
-        self.algebra, self.policy = algebra, policy
+        self.algebra, self.policy, self._flipped = algebra, policy, flipped
         self.grid, self.main, self.out = main, main, out or main
         self._digits = main.digits(sizes.axes)
         self._wanted = [main] * sizes.placed + [self.out] * sizes.seeds
@@ -46,7 +48,8 @@ class Given(_block.Block):
     def in_registers(self) -> bool:
         """Whether the digits give the policy's order."""
         regroups = self.policy.permits(Transform.REGROUP)
-        closed = self.grid.closed(self.sizes.axes)
+        # Blocks of the tree begin at the first place of the order.
+        closed = self.grid.closed(self.sizes.axes, self._flipped)
         return super().in_registers and (regroups or self.sizes.fold or closed)
 
     def places(self, arrays, masked: bool) -> np.ndarray:

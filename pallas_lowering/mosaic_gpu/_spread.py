@@ -252,9 +252,10 @@ class Grid(Form):
             ]
         return [d for d in found if d.size > 1]
 
-    def closed(self, axes: Sequence[int]) -> bool:
-        """Whether the axes, taken as one, have their gaps at the end."""
-        return all(n & (n - 1) == 0 for n in (self.shape[a] for a in axes[1:]))
+    def closed(self, axes: Sequence[int], flipped: bool) -> bool:
+        """Whether the axes, taken as one, have no gaps but at the order's end."""
+        gaps = [a for a in axes if self.shape[a] % self.lines[a].spread.span]
+        return not gaps or (gaps == [axes[0]] and not flipped)
 
     def along(self, axes: Sequence[int]) -> np.ndarray:
         """The position of each scalar along the axes, taken as one, as 32 bits."""

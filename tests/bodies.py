@@ -1,0 +1,306 @@
+"""Kernels of `jt.kernel` for the tests of what runs them, each with a NumPy oracle."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxtile as jt
+from jaxtile import _kernels
+
+_RNG = np.random.default_rng(23)
+_REDUCERS = {
+    "add": jt.add,
+    "maximum": jt.maximum,
+    "argmax": jt.argmax,
+    "mean": jt.Reducer(
+        lambda a, b: (a[0] + b[0], a[1] + b[1]),
+        lift=lambda x: (x, jnp.float32(1)),
+        finish=lambda s: s[0] / s[1],
+        identity=(0.0, 0.0),
+        laws=jt.Laws(associative=True, commutative=True),
+        name="mean",
+    ),
+}
+
+
+def floats(*shape, dtype=np.float32):
+    """Values of different sizes, some of them negative."""
+    wide = _RNG.standard_normal(shape) * 10.0 ** _RNG.integers(-2, 3, shape)
+    return jnp.asarray(wide, dtype)
+
+
+def integers(*shape):
+    return jnp.asarray(_RNG.integers(-1000, 1000, shape), jnp.int32)
+
+
+def _like(shape):
+    """`out=`: the first operand's dtype in another shape, of its sizes."""
+    return lambda x, *rest: jax.ShapeDtypeStruct(shape(*x.shape), x.dtype)
+
+
+@jt.kernel(out=_like(lambda m, n: (m,)))
+def across(nest, x, y, *, reducer, policy, block):
+    r, c = nest.parallel(x.shape[0], block), jt.Dim("c")
+    y.tile(r).store(
+        _wanted(jt.reduce(x.tile(r, c).load(), c, _REDUCERS[reducer], policy=policy))
+    )
+
+
+@jt.kernel(out=_like(lambda m, n: (n,)))
+def down(nest, x, y, *, reducer, policy, block):
+    r, c = jt.Dim("r"), nest.parallel(x.shape[1], block)
+    y.tile(c).store(
+        _wanted(jt.reduce(x.tile(r, c).load(), r, _REDUCERS[reducer], policy=policy))
+    )
+
+
+def _wanted(found):
+    """The value of `argmax`, or what another reducer gives."""
+    return found[0] if isinstance(found, tuple) else found
+
+
+@jt.kernel(out=_like(lambda b, m, n: (b,)))
+def planes(nest, x, y, *, policy):
+    b, r, c = nest.parallel(x.shape[0]), jt.Dim("r"), jt.Dim("c")
+    total = jt.reduce(x.tile(b, r, c).load(), (r, c), jt.add, policy=policy)
+    y.tile(b).store(total)
+
+
+@jt.kernel(out=lambda x: jax.ShapeDtypeStruct(x.shape[:1], jnp.int32))
+def places(nest, x, y, *, block):
+    r, c = nest.parallel(x.shape[0], block), jt.Dim("c")
+    y.tile(r).store(jt.reduce(x.tile(r, c).load(), c, jt.argmax)[1])
+
+
+@jt.kernel(out=lambda x: x)
+def prefixes(nest, x, y, *, policy, block, axis=1, exclusive=False, direction="prefix"):
+    whole, blocks = jt.Dim("whole"), nest.parallel(x.shape[1 - axis], block)
+    part = (blocks, whole) if axis else (whole, blocks)
+    options = dict(policy=policy, exclusive=exclusive, direction=direction)
+    y.tile(*part).store(jt.scan(x.tile(*part).load(), whole, jt.add, **options))
+
+
+@jt.kernel(out=lambda x: x)
+def streamed(nest, x, y, *, block, along):
+    r = nest.parallel(x.shape[0], block)
+
+    @nest.pipeline(x.shape[1], along, init=nest.zeros(r, jnp.float32))
+    def _(c, before):
+        found, last = jt.scan(
+            x.tile(r, c).load(), c.dim, jt.add, init=before, return_final=True
+        )
+        y.tile(r, c).store(found)
+        return last
+
+
+@jt.kernel(out=_like(lambda m, n: (m,)))
+def summed(nest, x, y, *, block, along):
+    r = nest.parallel(x.shape[0], block)
+
+    @nest.reduce(x.shape[1], along, init=nest.zeros(r, x.dtype))
+    def total(c, s):
+        return s + jt.reduce(x.tile(r, c).load(), c.dim, jt.add)
+
+    y.tile(r).store(total)
+
+
+@jt.kernel(out=lambda x, w: (x, jax.ShapeDtypeStruct(x.shape, jnp.bool_)))
+def mixed(nest, x, w, y, above, *, block):
+    b, r, c = nest.parallel(x.shape[0]), nest.parallel(x.shape[1], block), jt.Dim("c")
+    t, scale = x.tile(b, r, c).load(), w.tile(c).load()
+    here = nest.coordinates(r) + 0 * jt.cast(t, jnp.int32)
+    even = here % 2 == 0
+    y.tile(b, r, c).store(jt.ite(even, t * scale, -t) + w.at(0))
+    above.tile(b, r, c).store(t > scale)
+
+
+def _mixed(x, w):
+    even = np.arange(x.shape[1])[None, :, None] % 2 == 0
+    return np.where(even, x * w, -x) + w[0], x > w
+
+
+@jt.kernel(out=_like(lambda m, n: (n, m)))
+def turned(nest, x, y, *, block):
+    r, c = nest.parallel(x.shape[0], block), nest.parallel(x.shape[1], block)
+    y.tile(c, r).store(x.tile(r, c).load())
+
+
+@jt.kernel(out=lambda x, y: jax.ShapeDtypeStruct((x.shape[0], y.shape[0]), x.dtype))
+def outer(nest, x, y, z, *, block):
+    r, c = nest.parallel(x.shape[0], block), nest.parallel(y.shape[0], block)
+    nothing = nest.zeros((r, c), x.dtype)
+    z.tile(r, c).store((nothing + x.tile(r).load()) * y.tile(c).load())
+
+
+@jt.kernel(out=_like(lambda m, n: (m, n)))
+def smoothed(nest, x, y, *, block):
+    i, c = nest.parallel(x.shape[0]), nest.parallel(x.shape[1], block)
+    window = jt.Window(i.index - 1, jt.Dim("w"), 3)
+    t = x.tile(window, c, bounds=jt.minimum).load()
+    y.tile(i, c).store(jt.reduce(t, t.dim(0), jt.minimum))
+
+
+def _smoothed(x):
+    padded = np.pad(x, ((1, 1), (0, 0)), constant_values=np.inf)
+    return np.minimum(np.minimum(padded[:-2], padded[1:-1]), padded[2:])
+
+
+def _softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def _layer_norm(x, w, b):
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * w + b
+
+
+def _rms_norm(x, w):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * w
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of a kernel.
+
+    Args:
+        kernel, args, config: the call's.
+        oracle: of float64 arrays; results in the order of the kernel's.
+        same: the bits are those of plain jax.
+        rtol: against the oracle, of the sum of the magnitudes where that is larger.
+    """
+
+    kernel: Any
+    args: tuple
+    oracle: Callable
+    config: dict = field(default_factory=dict)
+    same: bool = True
+    rtol: float = 1e-5
+
+    def run(self, implementation):
+        found = self.kernel(*self.args, implementation=implementation, **self.config)
+        return list(map(np.asarray, jax.tree.leaves(found)))
+
+    def check(self, implementation):
+        """Run it, and compare."""
+        self.compare(self.run(implementation), lambda: self.run("reference"))
+
+    def compare(self, found, reference):
+        """Compare with the oracle, and with plain jax where the order is stated."""
+        exact = [
+            np.asarray(a, a.dtype if a.dtype == bool else np.float64) for a in self.args
+        ]
+        wants = jax.tree.leaves(self.oracle(*exact))
+        for got, want in zip(found, wants, strict=True):
+            assert got.shape == want.shape
+            size = np.abs(exact[0]).max() if got.dtype != bool else 0
+            np.testing.assert_allclose(
+                np.asarray(got, np.float64), want, rtol=self.rtol, atol=self.rtol * size
+            )
+        if self.same:
+            for got, want in zip(found, reference(), strict=True):
+                np.testing.assert_array_equal(_bits(got), _bits(want))
+
+
+def _bits(x):
+    return x.view(f"u{x.dtype.itemsize}") if x.dtype != bool else x
+
+
+def _rows(name, shape, dtype=np.float32, **config):
+    n = shape[-1]
+    x = jnp.asarray(3 * _RNG.standard_normal(shape) + 1, dtype)
+    w, b = (jnp.asarray(_RNG.standard_normal(n), dtype) for _ in range(2))
+    rtol = 1e-5 if dtype == np.float32 else 8e-3
+    kernel, args, oracle = {
+        "softmax": (_kernels.softmax, (x,), _softmax),
+        "layer_norm": (_kernels.layer_norm, (x, w, b), _layer_norm),
+        "rms_norm": (_kernels.rms_norm, (x, w), _rms_norm),
+    }[name]
+    eps = {"layer_norm": {"eps": 1e-5}, "rms_norm": {"eps": 1e-6}}.get(name, {})
+    return Case(kernel, args, oracle, {**config, **eps}, False, rtol)
+
+
+def _across(shape, reducer="add", policy="fixed_tree", kernel=across, **config):
+    oracle = {"add": np.sum, "mean": np.mean}.get(reducer, np.max)
+    axis = 1 if kernel is across else 0
+    args = (floats(*shape),)
+    options = {"reducer": reducer, "policy": policy, "block": 8, **config}
+    # XLA divides by a constant as it likes.
+    same = (policy != "unordered_tree" and reducer != "mean") or oracle is np.max
+    return Case(kernel, args, lambda x: oracle(x, axis), options, same)
+
+
+def _prefixes(shape, policy, dtype=np.float32, axis=1, block=8, **options):
+    def oracle(x):
+        back = options.get("direction", "prefix") != "prefix"
+        x = np.flip(x, axis) if back else x
+        total = np.cumsum(x, axis) - (x if options.get("exclusive") else 0)
+        return np.flip(total, axis) if back else total
+
+    x = floats(*shape) if dtype == np.float32 else integers(*shape)
+    config = dict(policy=policy, axis=axis, block=block, **options)
+    same = policy not in ("ordered_tree", "unordered_tree") or dtype != np.float32
+    return Case(prefixes, (x,), oracle, config, same)
+
+
+_BACK = {"direction": "reverse"}
+ROWS = {
+    f"{name} {shape} {np.dtype(dtype).name}": _rows(name, shape, dtype, **config)
+    for name, shape, dtype, config in [
+        ("softmax", (13, 51), np.float32, {}),
+        ("softmax", (3, 700), jnp.bfloat16, {"block": 1}),
+        ("softmax", (5, 256), np.float32, {"block": 2}),
+        ("layer_norm", (9, 20), np.float32, {}),
+        ("layer_norm", (2, 1024), np.float32, {"block": 1}),
+        ("layer_norm", (6, 131), jnp.bfloat16, {"block": 4}),
+        ("rms_norm", (5, 513), np.float32, {"block": 1}),
+        ("rms_norm", (12, 64), jnp.bfloat16, {}),
+        ("rms_norm", (1, 1), np.float32, {}),
+    ]
+}
+OTHERS = {
+    "sum": _across((13, 51)),
+    "sum of long rows": _across((3, 1030), block=1),
+    "sum, any order": _across((5, 77), policy="unordered_tree"),
+    "sum by a fold": _across((9, 37), policy="fold_left"),
+    "sum by a fold of long rows": _across((3, 300), policy="fold_right", block=1),
+    "largest": _across((7, 130), reducer="maximum", policy="unordered_tree"),
+    "first largest": _across((7, 130), reducer="argmax"),
+    "mean": _across((6, 67), reducer="mean", block=4),
+    "sum of columns": _across((37, 21), kernel=down),
+    "fold of columns": _across((30, 70), kernel=down, policy="fold_left", block=32),
+    "tree of planes": Case(
+        planes, (floats(3, 5, 12),), lambda x: x.sum((1, 2)), {"policy": "fixed_tree"}
+    ),
+    "fold of planes": Case(
+        planes, (floats(2, 5, 12),), lambda x: x.sum((1, 2)), {"policy": "fold_left"}
+    ),
+    "places": Case(places, (floats(6, 99),), lambda x: x.argmax(1), {"block": 4}),
+    "prefixes": _prefixes((9, 51), "fixed_tree"),
+    "prefixes of long rows": _prefixes((2, 600), "fixed_tree", block=1),
+    "prefixes by a fold": _prefixes((5, 45), "fold_left"),
+    "exclusive prefixes": _prefixes((5, 45), "fixed_tree", exclusive=True),
+    "prefixes from behind": _prefixes((5, 45), "fixed_tree", **_BACK),
+    "prefixes of integers": _prefixes((6, 45), "ordered_tree", np.int32, **_BACK),
+    "prefixes down": _prefixes((21, 45), "ordered_tree", axis=0, block=16),
+    "prefixes in blocks": Case(
+        streamed,
+        (floats(5, 45),),
+        lambda x: np.cumsum(x, 1),
+        {"block": 4, "along": 16},
+        False,
+    ),
+    "sums in blocks": Case(
+        summed, (floats(5, 45),), lambda x: x.sum(1), {"block": 4, "along": 16}, False
+    ),
+    "mixed": Case(mixed, (floats(2, 5, 12), floats(12)), _mixed, {"block": 4}),
+    "turned": Case(turned, (floats(13, 35),), lambda x: x.T, {"block": 8}),
+    "turned integers": Case(turned, (integers(12, 64),), lambda x: x.T, {"block": 32}),
+    "outer": Case(outer, (floats(13), floats(35)), np.outer, {"block": 8}),
+    "smoothed": Case(smoothed, (floats(7, 21),), _smoothed, {"block": 5}),
+}
+CASES = {**ROWS, **OTHERS}
