@@ -131,6 +131,7 @@ _ELEMENTWISE = {
     "math_rsqrt": lambda a: (1 / np.sqrt(a.astype(np.float64))).astype(a.dtype),
     "math_tanh": np.tanh,
     "math_floor": np.floor,
+    "math_ceil": np.ceil,
     "math_copysign": np.copysign,
 }
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-from jax.experimental.mosaic.gpu import utils
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxtile.pallas_lowering.mosaic_gpu import BACKEND, _layouts, _stage
+from jaxtile.pallas_lowering.mosaic_gpu import BACKEND, _inline, _layouts, _stage
 from jaxtile.pallas_lowering.mosaic_gpu import _digits as dg
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._lanes import (
@@ -213,19 +210,10 @@ class Block:
             thread = Thread(th.Words(memory))
             arrays = [f.explode(v) for f, v in zip(self.forms, values, strict=True)]
             found = self.emitted(stage, memory, thread, arrays, registers, walk)
-            return tuple(
-                form.implode(scalars, utils.is_signed(dtype))
-                for scalars, (form, dtype) in zip(found, results, strict=True)
-            )
+            return _inline.imploded(found, results)
 
-        inline: Any = plgpu.inline_mgpu(
-            arg_types=tuple(self._public(f) for f in self.forms),
-            return_type=tuple(
-                plgpu.ShapeDtypeStruct(f.shape, d, self._public(f)) for f, d in results
-            ),
-        )
-        call = inline(code)
-        return lambda *values: list(call(*self._bound(sizes.ordered(values))))
+        call = _inline.inlined(self.ctx, code, self.forms, results)
+        return lambda *values: list(call(*sizes.ordered(values)))
 
     def stage(self) -> _stage.Stage | None:
         """The plan of shared memory, or None where registers suffice.
@@ -263,17 +251,3 @@ class Block:
         return _stage.run(
             stage, memory, thread, brings, gets, lambda p, f: walk(stage, p, f)
         )
-
-    @staticmethod
-    def _public(form: Form):
-        return _layouts.public(form.layout) if form.shape else plgpu.Layout.WG_SPLAT(())
-
-    def _bound(self, values):
-        """The values, those that are one scalar everywhere in a layout of their own."""
-        lane = plgpu.LoweringSemantics.Lane
-        if self.ctx.module_ctx.lowering_semantics != lane:
-            return values
-        return [
-            plgpu.layout_cast(v, self._public(f)) if f.shape else v
-            for v, f in zip(values, self.forms, strict=True)
-        ]

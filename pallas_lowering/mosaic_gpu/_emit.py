@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
@@ -40,6 +39,7 @@ from jaxtile.pallas_lowering.mosaic_gpu._spread import (
     both,
     neighbours,
 )
+from jaxtile.pallas_lowering.mosaic_gpu.map import region_of
 from jaxtile.pallas_lowering.mosaic_gpu.reduce import Reduction, reduction_parts
 from jaxtile.pallas_lowering.mosaic_gpu.scan import Scan, scan_parts
 from jaxtile.primitives._define import REFERENCES
@@ -73,6 +73,8 @@ class Plan:
         return make(step.avals, step.params)
 
     def _region(self, step: Step) -> Region:
+        if step.name == "tile_map":
+            return region_of(step.avals, step.params["region"])
         region = Region(_scalar_function(step), [a.dtype for a in step.avals])
         reason = lacks(region.closed)
         if reason is not None:
@@ -109,8 +111,6 @@ def _is_region(step: Step) -> bool:
 def _scalar_function(step: Step) -> Callable[..., Sequence]:
     """What an elementwise step does to scalars."""
     primitive, params = step.primitive, step.params
-    if step.name == "tile_map":
-        return lambda *xs: jax.tree.leaves(params["region"].fn(*xs))
     if step.name == "tile_map_linear":
         return functools.partial(
             _sum_terms, params["terms"], params["dtypes"], params["split"]
