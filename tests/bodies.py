@@ -1,5 +1,6 @@
 """Kernels of `jt.kernel` for the tests of what runs them, each with a NumPy oracle."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,6 +119,59 @@ def mixed(nest, x, w, y, above, *, block):
     above.tile(b, r, c).store(t > scale)
 
 
+@jt.kernel(out=lambda x: x)
+def mapped(nest, x, y, *, fn):
+    r = nest.parallel(x.shape[0], 40)
+    y.tile(r).store(fn(x.tile(r).load()))
+
+
+def _third(v):
+    return (v // 3).astype(jnp.float32)
+
+
+FUNCTIONS = {
+    "exp": (jt.exp, np.exp),
+    "exp2": (jt.exp2, np.exp2),
+    "expm1": (jt.expm1, np.expm1),
+    "log": (lambda t: jt.log(abs(t)), lambda x: np.log(np.abs(x))),
+    "log1p": (lambda t: jt.log1p(abs(t)), lambda x: np.log1p(np.abs(x))),
+    "log2": (lambda t: jt.log2(abs(t)), lambda x: np.log2(np.abs(x))),
+    "sqrt": (lambda t: jt.sqrt(abs(t)), lambda x: np.sqrt(np.abs(x))),
+    "rsqrt": (lambda t: jt.rsqrt(abs(t)), lambda x: 1 / np.sqrt(np.abs(x))),
+    "sin": (jt.sin, np.sin),
+    "cos": (jt.cos, np.cos),
+    "tan": (jt.tan, np.tan),
+    "tanh": (jt.tanh, np.tanh),
+    "erf": (jt.erf, np.vectorize(math.erf)),
+    "sign": (jt.sign, np.sign),
+    "floor": (jt.floor, np.floor),
+    "ceil": (jt.ceil, np.ceil),
+    "round": (jt.round, np.rint),
+    "square": (jt.square, np.square),
+    "power": (lambda t: jt.power(abs(t), 1.5), lambda x: np.abs(x) ** 1.5),
+    "sigmoid": (jt.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
+    "silu": (jt.silu, lambda x: x / (1 + np.exp(-x))),
+    "softplus": (jt.softplus, lambda x: np.logaddexp(x, 0)),
+    "relu": (jt.relu, lambda x: np.maximum(x, 0)),
+    "several": (
+        lambda t: jt.map(lambda v: jnp.clip(jnp.where(v > 1, -v, v**3), -2, 2), t),
+        lambda x: np.clip(np.where(x > 1, -x, x**3), -2, 2),
+    ),
+    "quotients": (
+        lambda t: jt.map(lambda v: _third(v.astype(jnp.int32)).astype(v.dtype), t),
+        lambda x: np.trunc(x) // 3,
+    ),
+}
+
+
+def function(name, dtype):
+    """A call of `mapped`."""
+    fn, oracle = FUNCTIONS[name]
+    x = jnp.asarray(np.linspace(-4.1, 4.3, 97), dtype)
+    rtol = 2e-6 if dtype == np.float32 else 8e-3
+    return Case(mapped, (x,), oracle, {"fn": fn}, False, rtol)
+
+
 def _mixed(x, w):
     even = np.arange(x.shape[1])[None, :, None] % 2 == 0
     return np.where(even, x * w, -x) + w[0], x > w
@@ -161,6 +215,15 @@ def _layer_norm(x, w, b):
 
 def _rms_norm(x, w):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * w
+
+
+def _recurrence(x, decay, gate, rate):
+    h, out = np.zeros((x.shape[0], x.shape[2])), np.zeros(x.shape)
+    for t in range(x.shape[1]):
+        a = np.exp(-8 * np.log1p(np.exp(rate)) / (1 + np.exp(-decay[:, t])))
+        h = a * h + np.sqrt(1 - a * a) * x[:, t] / (1 + np.exp(-gate[:, t]))
+        out[:, t] = h
+    return out
 
 
 @dataclass(frozen=True)
@@ -296,6 +359,18 @@ OTHERS = {
     ),
     "sums in blocks": Case(
         summed, (floats(5, 45),), lambda x: x.sum(1), {"block": 4, "along": 16}, False
+    ),
+    "recurrence": Case(
+        _kernels.recurrence,
+        (
+            floats(2, 21, 6),
+            floats(2, 21, 6) / 99,
+            floats(2, 21, 6) / 99,
+            floats(6) / 99,
+        ),
+        _recurrence,
+        {"block": 8, "lanes": 4},
+        False,
     ),
     "mixed": Case(mixed, (floats(2, 5, 12), floats(12)), _mixed, {"block": 4}),
     "turned": Case(turned, (floats(13, 35),), lambda x: x.T, {"block": 8}),

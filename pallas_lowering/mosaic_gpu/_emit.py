@@ -74,8 +74,9 @@ class Plan:
 
     def _region(self, step: Step) -> Region:
         if step.name == "tile_map":
-            return region_of(step.avals, step.params["region"])
-        region = Region(_scalar_function(step), [a.dtype for a in step.avals])
+            region = region_of(step.avals, step.params["region"])
+        else:
+            region = Region(_scalar_function(step), [a.dtype for a in step.avals])
         reason = lacks(region.closed)
         if reason is not None:
             refuse(

@@ -39,6 +39,14 @@ def test_what_they_compute(name, launches):
     assert len(launches) == 1
 
 
+@on_machine
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", bodies.FUNCTIONS)
+def test_functions(name, dtype, launches):
+    bodies.function(name, jnp.dtype(dtype)).check("mosaic_gpu")
+    assert len(launches) == 1
+
+
 @pytest.mark.parametrize("name", bodies.CASES)
 def test_they_lower(name):
     case = bodies.CASES[name]
