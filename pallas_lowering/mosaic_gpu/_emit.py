@@ -26,7 +26,7 @@ from jaxtile.pallas_lowering.mosaic_gpu._body import (
     write_p,
 )
 from jaxtile.pallas_lowering.mosaic_gpu._given import Given
-from jaxtile.pallas_lowering.mosaic_gpu._lanes import Thread
+from jaxtile.pallas_lowering.mosaic_gpu._lanes import EXCHANGE_BYTES, Thread
 from jaxtile.pallas_lowering.mosaic_gpu._launch import Program
 from jaxtile.pallas_lowering.mosaic_gpu._layouts import MOST_EACH
 from jaxtile.pallas_lowering.mosaic_gpu._ops import constant, type_of
@@ -36,13 +36,18 @@ from jaxtile.pallas_lowering.mosaic_gpu._spread import (
     Grid,
     Line,
     Spread,
+    assign,
     both,
+    most_each,
     neighbours,
 )
 from jaxtile.pallas_lowering.mosaic_gpu.map import region_of
 from jaxtile.pallas_lowering.mosaic_gpu.reduce import Reduction, reduction_parts
 from jaxtile.pallas_lowering.mosaic_gpu.scan import Scan, scan_parts
 from jaxtile.primitives._define import REFERENCES
+
+# Warps of an instance, and scalars of a value in each thread that need no more.
+_FEWEST, _MOST, _ENOUGH_EACH = 4, 16, 32
 
 
 class Plan:
@@ -51,21 +56,38 @@ class Plan:
     Args:
         kernel: its name, for messages.
         body: its steps.
-        spreads: how each axis lies.
     """
 
-    def __init__(self, kernel: str, body: Body, spreads: dict[Axis, Spread]):
-        self.kernel, self.body, self.spreads = kernel, body, spreads
+    def __init__(self, kernel: str, body: Body):
+        self.kernel, self.body = kernel, body
+        self.warps, self.spreads = self._spread()
         self.bytes = 0
         self.regions: dict[Step, Region] = {}
         for step in body.every():
             if step.name in ("tile_reduce", "tile_scan"):
                 sizes = self._combined(step)[0]
-                self.bytes = max(self.bytes, sizes.bytes(False))
+                crossing = EXCHANGE_BYTES * self.warps // _FEWEST
+                self.bytes = max(self.bytes, sizes.bytes(False), crossing)
             elif _is_region(step):
                 self.regions[step] = self._region(step)
-        for value in body.values():
-            self._check_size(value)
+
+    def _spread(self) -> tuple[int, dict[Axis, Spread]]:
+        """The fewest warps whose registers hold the values, and how the axes lie."""
+        warps = _FEWEST
+        while True:
+            spreads = assign(self.body, warps)
+            each, value = most_each(self.body, spreads)
+            if each <= _ENOUGH_EACH or warps == _MOST:
+                break
+            warps *= 2
+        if each > MOST_EACH and value is not None:
+            refuse(
+                self.kernel,
+                f"a tile of shape {value.aval.shape}: {each} values in each thread, "
+                f"above {MOST_EACH}",
+                "Pick smaller blocks.",
+            )
+        return warps, spreads
 
     def _combined(self, step: Step):
         """The sizes and the algebra of a reduce or scan."""
@@ -85,18 +107,6 @@ class Plan:
                 "Compute that before the kernel.",
             )
         return region
-
-    def _check_size(self, value: Value) -> None:
-        each = math.prod(
-            self.spreads[a].registers * self.spreads[a].vector for a in value.roots
-        )
-        if each > MOST_EACH:
-            refuse(
-                self.kernel,
-                f"a tile of shape {value.aval.shape}: {each} values in each thread, "
-                f"above {MOST_EACH}",
-                "Pick smaller blocks.",
-            )
 
 
 _TABLES = frozenset(
@@ -140,7 +150,7 @@ class Emitter:
         self.plan, self.program, self.first = plan, program, first
         words: Any = program.words
         self.memory = words.ref if words is not None else None
-        self.thread = Thread(words)
+        self.thread = Thread(words, plan.warps * th.WARP)
         self.lines = {a: Line(s, self.thread) for a, s in plan.spreads.items()}
         self.env: dict[Value, np.ndarray] = {}
 

@@ -15,9 +15,7 @@ from jaxtile.pallas_lowering.mosaic_gpu._body import opened
 from jaxtile.pallas_lowering.mosaic_gpu._emit import Emitter, Plan
 from jaxtile.pallas_lowering.mosaic_gpu._joins import join_axes
 from jaxtile.pallas_lowering.mosaic_gpu._launch import Program, launch
-from jaxtile.pallas_lowering.mosaic_gpu._spread import assign
 
-_WARPS = 4
 _SLOT = 8
 
 
@@ -40,7 +38,7 @@ class Kernel:
         join_axes(name, body)
         self.closed, self.counts = closed, tuple(counts)
         self.shapes, self.outs = shapes, outs
-        self.plan = Plan(name, body, assign(body))
+        self.plan = Plan(name, body)
 
     def __call__(
         self, batch: int, along: Sequence[bool], arrays: Sequence[jax.Array]
@@ -75,7 +73,7 @@ class Kernel:
             wide,
             arrays,
             blocks=batch * math.prod(self.counts),
-            warps=_WARPS,
+            warps=self.plan.warps,
             slots=-(-self.plan.bytes // _SLOT),
             shows=self.closed,
         )

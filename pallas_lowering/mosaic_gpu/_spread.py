@@ -32,7 +32,7 @@ from jaxtile.pallas_lowering.mosaic_gpu._body import (
 from jaxtile.pallas_lowering.mosaic_gpu._lanes import Digit, Form, Thread
 from jaxtile.pallas_lowering.mosaic_gpu._plan import power_of_two
 
-_LANES, _WARPS = 5, 2
+_LANES = 5
 # Bytes that one load takes at most.
 MOST_BYTES = 16
 
@@ -84,7 +84,8 @@ def _free(taken: int, first: int, count: int) -> tuple[int, int]:
 class _Assignment:
     """Gives the axes of a body their spreads."""
 
-    def __init__(self, body: Body):
+    def __init__(self, body: Body, warps: int):
+        self.bits = warps.bit_length() - 1
         self.values = [v for v in body.values() if v.axes]
         self.steps = list(body.every())
         tiles = [t for t, _ in places(self.steps)]
@@ -145,7 +146,7 @@ class _Assignment:
 
     def _warps(self, axis: Axis, exact: bool) -> None:
         mine = self.found[axis]
-        first, most = _free(self._taken(axis), _LANES, _WARPS)
+        first, most = _free(self._taken(axis), _LANES, self.bits)
         if mine.warps[0] > 1 or not most:
             return
         blocks = mine.registers
@@ -174,9 +175,21 @@ def neighbours(place: Place) -> int:
     return math.gcd(width, last.extent, last.size, last.step)
 
 
-def assign(body: Body) -> dict[Axis, Spread]:
-    """How each axis of a body lies."""
-    return _Assignment(body).run()
+def assign(body: Body, warps: int) -> dict[Axis, Spread]:
+    """How each axis of a body lies in a number of warps, a power of two."""
+    return _Assignment(body, warps).run()
+
+
+def most_each(body: Body, spreads: dict[Axis, Spread]) -> tuple[int, Value | None]:
+    """The most scalars that a thread has of one value, and the value."""
+
+    def each(value: Value) -> int:
+        mine = (spreads[a] for a in value.roots)
+        return math.prod(s.registers * s.vector for s in mine)
+
+    return max(
+        ((each(v), v) for v in body.values()), key=lambda p: p[0], default=(0, None)
+    )
 
 
 class Line:
@@ -289,7 +302,7 @@ class Grid(Form):
 
     def first_of_alike(self) -> ir.Value | None:
         """Whether a thread is the first of those that hold the same; None: all are."""
-        mine, every = 0, (1 << _LANES + _WARPS) - 1
+        mine, every = 0, self.thread.count - 1
         for line in self.lines:
             mine |= line.spread.bits
         if mine == every:

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.mosaic.gpu import utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
@@ -25,7 +24,6 @@ from jaxtile.pallas_lowering.mosaic_gpu._ops import constant
 from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra
 
-_THREADS = 128
 _ALIGNED = 16
 # Shared memory of a warpgroup: alone in its CTA, or perhaps one of eight. A single fibre
 # may have more; trees are staged in odd cases only, and get by with less.
@@ -195,15 +193,15 @@ def run(
 
     def once(first, held):
         # What an earlier op left there may be read still.
-        utils.warpgroup_barrier()
+        thread.barrier()
         # Threads of a layout that repeats elements write the same bytes.
         for buffer, (placed, scalars) in zip(program.inputs, brings, strict=True):
             spots = placed.local(stage, first)
             for value, (offset, inside) in zip(scalars.flat, spots, strict=True):
                 _put(buffer, value, offset, inside)
-        utils.warpgroup_barrier()
+        thread.barrier()
         _walk_all(stage, program, thread, first, walk)
-        utils.warpgroup_barrier()
+        thread.barrier()
         out = []
         for buffer, placed, old in zip(program.outputs, gets, held, strict=True):
             mine = []
@@ -221,7 +219,7 @@ def run(
     else:
         held = _loop(rounds, stage.each, once, sizes, program)
     # The memory may serve another op next.
-    utils.warpgroup_barrier()
+    thread.barrier()
     return held
 
 
@@ -256,7 +254,7 @@ def _walk_all(stage, program, thread, first, walk):
     limit = th.i32(min(stage.each, stage.fibres))
     if first is not None:
         limit = arith.minsi(limit, arith.subi(th.i32(stage.fibres), first))
-    for k in range(0, stage.each, _THREADS):
+    for k in range(0, stage.each, thread.count):
         fibre = arith.addi(thread.number, th.i32(k))
         with th.when(th.less(fibre, limit)):
             walk(program, th.i64(fibre))

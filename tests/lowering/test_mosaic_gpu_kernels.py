@@ -54,6 +54,19 @@ def test_they_lower(name):
 
 
 @on_machine
+@pytest.mark.parametrize(
+    ("shape", "block", "warpgroups"),
+    [((1, 4096), 1, 1), ((8, 1100), 8, 4), ((2, 2100), 2, 2)],
+)
+def test_large_tiles_get_more_warps(shape, block, warpgroups, launches):
+    def call(x):
+        return _kernels.softmax(x, block=block, implementation="mosaic_gpu")
+
+    jax.eval_shape(call, targets.spec(shape))
+    assert launches[-1] == (1, warpgroups)
+
+
+@on_machine
 def test_a_batch_is_more_instances_of_one_launch(launches):
     def call(x, w):
         return _kernels.rms_norm(x, w, eps=1e-6, implementation="mosaic_gpu")
@@ -149,7 +162,7 @@ def _doubled(nest, x, y):
         (_ordered, (8, 16), {}, "got sort: .*Split the kernel"),
         (_plain_sum, (8, 12), {}, "got reduce_sum, which has no thread code. Use jaxt"),
         (_doubled, (12, 12), {}, "two of whose axes lie alike"),
-        (bodies.turned, (512, 256), {"block": 512}, "above 512. Pick smaller blocks"),
+        (bodies.turned, (1024, 512), {"block": 1024}, "above 512. Pick smaller bloc"),
         (_kernels.softmax, (64, 9000), {"block": 8}, "above 65536 elements"),
         (
             bodies.across,
