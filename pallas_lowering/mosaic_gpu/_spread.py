@@ -100,14 +100,20 @@ class _Assignment:
         for value in self.values:
             for axis in value.roots:
                 self.meets[axis] |= set(value.roots) - {axis}
-        combined = set()
+        self.scanned = self._along("tile_scan")
+        self.combined = self.scanned | self._along("tile_reduce")
+
+    def _along(self, name: str) -> set[Axis]:
+        """The axes along which an op combines."""
+        found = set()
         for step in self.steps:
-            if step.name in ("tile_reduce", "tile_scan"):
+            if step.name == name:
                 at_places, _, axes = fibres_of(step)
-                combined |= {at_places[0].roots[k] for k in axes}
-        self.combined = combined
+                found |= {at_places[0].roots[k] for k in axes}
+        return found
 
     def run(self) -> dict[Axis, Spread]:
+        """How each axis lies."""
         for axis in self.order:
             self.found[axis] = replace(self.found[axis], vector=self._vector(axis))
         for axis in self.order:
@@ -118,18 +124,24 @@ class _Assignment:
             self._warps(axis, exact=True)
         for axis in [*alone, *(a for a in self.order if a in self.combined)]:
             self._warps(axis, exact=False)
+        for axis in self.combined:
+            self._gather(axis)
         return self.found
 
     def _vector(self, axis: Axis) -> int:
         """Neighbours that a load or store of the axis can take as one."""
-        widths = [
+        # A warp's lanes go first; warps too where a scan would cross them otherwise.
+        ahead = _LANES + (self.bits if self.meets[axis] & self.scanned else 0)
+        most = power_of_two((axis.size >> ahead) + 1) // 2
+        return max(1, min(max(self._widths(axis), default=1), most))
+
+    def _widths(self, axis: Axis) -> list[int]:
+        """The neighbours that lie together in each array whose last axis it is."""
+        return [
             neighbours(place)
             for tile, place in places(self.steps)
             if tile.axes and tile.roots[-1] is axis
         ]
-        # A warp's lanes go first.
-        most = power_of_two(axis.size // (1 << _LANES) + 1) // 2
-        return max(1, min(max(widths, default=1), most))
 
     def _taken(self, axis: Axis) -> int:
         taken = self.found[axis].bits
@@ -155,6 +167,16 @@ class _Assignment:
         if count > 1:
             spread = count, 1 << (first - _LANES)
             self.found[axis] = replace(mine, warps=spread)
+
+    def _gather(self, axis: Axis) -> None:
+        """Neighbours into one thread, where memory does not ask for others.
+
+        What is combined first then needs no other thread.
+        """
+        mine = self.found[axis]
+        if mine.lanes[0] == 1 and not self._widths(axis):
+            each = power_of_two(-(-axis.size // mine.warps[0]))
+            self.found[axis] = replace(mine, vector=each)
 
 
 def places(steps: Sequence[Step]) -> Iterator[tuple[Value, Place]]:
