@@ -177,6 +177,46 @@ def _mixed(x, w):
     return np.where(even, x * w, -x) + w[0], x > w
 
 
+@jt.kernel(out=lambda x, m: x)
+def centred(nest, x, m, y, *, block):
+    r, c = nest.parallel(x.shape[0], block), jt.Dim("c")
+    t, counted = x.tile(r, c).load(), m.tile(r, c).load()
+    total = jt.reduce(t, c, jt.add, where=counted, policy="fixed_tree")
+    y.tile(r, c).store(jt.ite(counted, t - total, 0.0))
+
+
+def _centred(x, m):
+    return np.where(m, x - np.where(m, x, 0).sum(1, keepdims=True), 0)
+
+
+@jt.kernel(out=lambda x, s: (jax.ShapeDtypeStruct((), x.dtype), x))
+def scaled(nest, x, s, total, y):
+    nest.parallel(1)
+    c = jt.Dim("c")
+    t = x.tile(c).load() * s.at()
+    y.tile(c).store(t)
+    total.tile().store(jt.reduce(t, c, jt.add, policy="fixed_tree"))
+
+
+@jt.kernel(out=lambda x: (jax.ShapeDtypeStruct(x.shape, jnp.float8_e4m3fn), x))
+def coded(nest, x, codes, y, *, block):
+    r = nest.parallel(x.shape[0], block)
+    q = jt.quantize(x.tile(r).load(), "float8_e4m3fn")
+    codes.tile(r).store(q)
+    y.tile(r).store(jt.decode(q))
+
+
+def _coded(x):
+    found = np.clip(x, -448, 448).astype(jnp.float8_e4m3fn).astype(np.float64)
+    return found, found
+
+
+@jt.kernel(out=lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32))
+def decoded(nest, x, y, *, block):
+    r = nest.parallel(x.shape[0], block)
+    y.tile(r).store(jt.decode(x.tile(r).load()))
+
+
 @jt.kernel(out=_like(lambda m, n: (n, m)))
 def turned(nest, x, y, *, block):
     r, c = nest.parallel(x.shape[0], block), nest.parallel(x.shape[1], block)
@@ -354,6 +394,7 @@ OTHERS = {
     "exclusive prefixes": _prefixes((5, 45), "fixed_tree", exclusive=True),
     "prefixes from behind": _prefixes((5, 45), "fixed_tree", **_BACK),
     "prefixes of integers": _prefixes((6, 45), "ordered_tree", np.int32, **_BACK),
+    "prefixes up": _prefixes((40, 9), "fixed_tree", axis=0, exclusive=True, **_BACK),
     "prefixes down": _prefixes((21, 45), "ordered_tree", axis=0, block=16),
     "prefixes in blocks": Case(
         streamed,
@@ -378,6 +419,16 @@ OTHERS = {
         False,
     ),
     "mixed": Case(mixed, (floats(2, 5, 12), floats(12)), _mixed, {"block": 4}),
+    "centred": Case(
+        centred, (floats(7, 37), floats(7, 37) > 0), _centred, {"block": 3}
+    ),
+    "scaled": Case(
+        scaled, (floats(37), jnp.float32(3)), lambda x, s: ((x * s).sum(), x * s)
+    ),
+    "coded": Case(coded, (floats(75),), _coded, {"block": 32}),
+    "decoded": Case(
+        decoded, (floats(75).astype(jnp.float8_e4m3fn),), lambda x: x, {"block": 32}
+    ),
     "turned": Case(turned, (floats(13, 35),), lambda x: x.T, {"block": 8}),
     "turned integers": Case(turned, (integers(12, 64),), lambda x: x.T, {"block": 32}),
     "outer": Case(outer, (floats(13), floats(35)), np.outer, {"block": 8}),

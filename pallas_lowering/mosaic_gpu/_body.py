@@ -267,7 +267,7 @@ def _loop(kernel: str, eqn: Any) -> Body:
 _MOVES = frozenset(
     "broadcast_in_dim reshape squeeze expand_dims transpose iota".split()
 )
-SAME = frozenset("copy stop_gradient".split())
+SAME = frozenset("copy stop_gradient reshard".split())
 _SCALAR = (
     frozenset(BINARY)
     | frozenset(UNARY)

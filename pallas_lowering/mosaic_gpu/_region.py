@@ -36,7 +36,8 @@ from jaxtile.primitives import _scalar
 from jaxtile.primitives import cast as _cast
 
 _NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
-_SAME = frozenset("broadcast_in_dim reshape squeeze stop_gradient copy".split())
+# A kernel's values lie on one device, so that nothing is resharded.
+_SAME = frozenset("broadcast_in_dim reshape squeeze stop_gradient copy reshard".split())
 _SPECIAL = frozenset(
     "select_n clamp integer_pow convert_element_type bitcast_convert_type tile_cast "
     "tile_bitcast reduce_precision clz round".split()
