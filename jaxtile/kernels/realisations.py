@@ -50,10 +50,10 @@ def _plain(call: Call, *args: Any) -> list:
     return plain.run(call.name, call.body, *args)
 
 
-def _mosaic(*args: Any) -> list:
+def _mosaic(call: Call, *args: Any) -> list:
     from jaxtile.kernels import direct, mosaic
 
-    return direct.run(mosaic.launch, *args)
+    return direct.run(mosaic.launch, call.name, call.body, *args)
 
 
 _REALISATIONS: dict[str, Callable[..., list]] = {

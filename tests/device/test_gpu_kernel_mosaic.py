@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import bodies
+import body_cases
 import jaxtile as jt
-from bodies import Case
+from body_cases import Case
 from jaxtile import _kernels
 from on_device import on_cpu, on_gpu
 
@@ -24,10 +25,7 @@ def _same(kernel, *args, rtol=2e-6, atol=0.0, **config):
         )
 
 
-@pytest.mark.parametrize("name", bodies.CASES)
-def test_small_calls(name):
-    case: Case = bodies.CASES[name]
-
+def _check(case: Case):
     def run(implementation, on):
         call = lambda *v: case.kernel(  # noqa: E731
             *v, implementation=implementation, **case.config
@@ -35,6 +33,17 @@ def test_small_calls(name):
         return list(map(np.asarray, jax.tree.leaves(on(call, *case.args))))
 
     case.compare(run("mosaic_gpu", on_gpu), lambda: run("reference", on_cpu))
+
+
+@pytest.mark.parametrize("name", body_cases.CASES)
+def test_small_calls(name):
+    _check(body_cases.CASES[name])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", bodies.FUNCTIONS)
+def test_functions(name, dtype):
+    _check(body_cases.function(name, jnp.dtype(dtype)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -47,6 +56,7 @@ def test_small_calls(name):
         ((513, 768), 8),
         ((300, 16384), 1),
         ((65536, 128), 16),
+        ((33, 65536), 1),
     ],
 )
 @pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm"])
@@ -89,6 +99,12 @@ def test_the_same_bits_in_every_run_and_every_block():
             )
             seen.add(on_gpu(call, x).tobytes())
     assert len(seen) == 1
+
+
+def test_a_recurrence():
+    x, decay, gate = (bodies.floats(2, 700, 300) / 99 for _ in range(3))
+    args = (x, decay - 3, gate, bodies.floats(300) / 99)
+    _same(_kernels.recurrence, *args, rtol=2e-4, atol=2e-5, block=64, lanes=128)
 
 
 def test_a_batch_and_a_derivative():

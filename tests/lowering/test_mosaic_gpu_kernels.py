@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import bodies
+import body_cases
 import jaxtile as jt
 import targets
 from folds import same_derivatives
@@ -33,9 +34,9 @@ def _lowered(kernel, args, **config):
 
 
 @on_machine
-@pytest.mark.parametrize("name", bodies.CASES)
+@pytest.mark.parametrize("name", body_cases.CASES)
 def test_what_they_compute(name, launches):
-    bodies.CASES[name].check("mosaic_gpu")
+    body_cases.CASES[name].check("mosaic_gpu")
     assert len(launches) == 1
 
 
@@ -43,13 +44,13 @@ def test_what_they_compute(name, launches):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", bodies.FUNCTIONS)
 def test_functions(name, dtype, launches):
-    bodies.function(name, jnp.dtype(dtype)).check("mosaic_gpu")
+    body_cases.function(name, jnp.dtype(dtype)).check("mosaic_gpu")
     assert len(launches) == 1
 
 
-@pytest.mark.parametrize("name", bodies.CASES)
+@pytest.mark.parametrize("name", body_cases.CASES)
 def test_they_lower(name):
-    case = bodies.CASES[name]
+    case = body_cases.CASES[name]
     assert "mosaic_gpu" in _lowered(case.kernel, case.args, **case.config)
 
 
@@ -133,6 +134,24 @@ def test_explain_sees_their_ops():
         ("in kernel: mosaic_gpu", "mosaic_gpu")
     }
     assert {e.times for e in report} == {2}
+
+
+@jt.kernel(out=lambda x: x, tuned={"mosaic_gpu": {"block": 2}})
+def _tuned(nest, x, y, *, block=8):
+    r, c = nest.parallel(x.shape[0], block), jt.Dim("c")
+    t = x.tile(r, c).load()
+    y.tile(r, c).store(t - jt.reduce(t, c, jt.maximum))
+
+
+def test_a_kernel_may_be_tuned_for_it():
+    x = targets.spec((6, 64))
+    with targets.mesh("NVIDIA H200", 132, "gpu"):
+        assert "mosaic_gpu" in targets.lowered(_tuned, [x], "cuda").as_text()
+        wide = targets.lowered(jax.vmap(_tuned), [targets.spec((3, 6, 64))], "cuda")
+        assert "mosaic_gpu" in wide.as_text()
+        assert "mosaic_gpu" not in targets.lowered(_tuned, [x], "cpu").as_text()
+        report = jt.explain(_tuned, platform="cuda")(x)
+    assert {(e.place, e.times) for e in report} == {("in kernel: mosaic_gpu", 3)}
 
 
 @jt.kernel(out=lambda x: x)
