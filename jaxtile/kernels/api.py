@@ -49,8 +49,8 @@ class Kernel:
                 whose grid brings blocks. None is the one that the kernel is tuned for on
                 the platform and the call, else plain jax. Derivatives are those of plain
                 jax, or of `defvjp`.
-            **config: the body's keyword arguments, such as block sizes; and for Triton's
-                launch num_warps and num_stages, which change no result.
+            **config: the body's keyword arguments, such as block sizes; and for launches
+                on CUDA num_warps and, of Triton, num_stages, which change no result.
 
         Returns:
             The results, in the structure of out.

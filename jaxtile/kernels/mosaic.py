@@ -94,7 +94,9 @@ def _place(ref: TileRef) -> Any:
     return Place(ref.view.role, ref.view.place, pieces, ref.view.dtype)
 
 
-def launch(name: str, call: Callable, operands, results, engine, arrays) -> list:
+def launch(
+    asked: dict, name: str, call: Callable, operands, results, engine, arrays
+) -> list:
     """The results of a kernel."""
     load_all()
     from jaxtile.pallas_lowering.mosaic_gpu import BACKEND, _kernel
@@ -121,7 +123,9 @@ def launch(name: str, call: Callable, operands, results, engine, arrays) -> list
     index = jax.ShapeDtypeStruct((), np.int32)
     closed = jax.make_jaxpr(traced)(*[index] * len(counts))
     shapes = [s for s, _ in results]
-    ready = _kernel.Kernel(name, closed, counts, [x.shape for x in arrays], shapes)
+    sizes = [x.shape for x in arrays]
+    warps = asked.get("num_warps")
+    ready = _kernel.Kernel(name, closed, counts, sizes, shapes, warps)
     run = _batched(ready, (), (False,) * len(arrays))
     return run(*arrays)
 

@@ -53,7 +53,8 @@ def _plain(call: Call, *args: Any) -> list:
 def _mosaic(call: Call, *args: Any) -> list:
     from jaxtile.kernels import direct, mosaic
 
-    return direct.run(mosaic.launch, call.name, call.body, *args)
+    launch = functools.partial(mosaic.launch, call.launch)
+    return direct.run(launch, call.name, call.body, *args)
 
 
 _REALISATIONS: dict[str, Callable[..., list]] = {

@@ -47,7 +47,7 @@ from jaxtile.pallas_lowering.mosaic_gpu.scan import Scan, scan_parts
 from jaxtile.primitives._define import REFERENCES
 
 # Warps of an instance, and scalars of a value in each thread that need no more.
-_FEWEST, _MOST, _ENOUGH_EACH = 4, 16, 32
+_WARPS, _ENOUGH_EACH = (4, 8, 16), 32
 
 
 class Plan:
@@ -56,30 +56,33 @@ class Plan:
     Args:
         kernel: its name, for messages.
         body: its steps.
+        warps: of an instance, or None for as many as its values want.
     """
 
-    def __init__(self, kernel: str, body: Body):
+    def __init__(self, kernel: str, body: Body, warps: int | None):
         self.kernel, self.body = kernel, body
-        self.warps, self.spreads = self._spread()
+        if warps is not None and warps not in _WARPS:
+            refuse(kernel, f"num_warps={warps}", f"Take one of {_WARPS}.")
+        self.warps, self.spreads = self._spread(warps)
         self.bytes = 0
         self.regions: dict[Step, Region] = {}
         for step in body.every():
             if step.name in ("tile_reduce", "tile_scan"):
-                sizes = self._combined(step)[0]
-                crossing = EXCHANGE_BYTES * self.warps // _FEWEST
+                sizes = self.combined(step)[0]
+                crossing = EXCHANGE_BYTES * self.warps // _WARPS[0]
                 self.bytes = max(self.bytes, sizes.bytes(False), crossing)
             elif _is_region(step):
                 self.regions[step] = self._region(step)
 
-    def _spread(self) -> tuple[int, dict[Axis, Spread]]:
+    def _spread(self, warps: int | None) -> tuple[int, dict[Axis, Spread]]:
         """The fewest warps whose registers hold the values, and how the axes lie."""
-        warps = _FEWEST
-        while True:
-            spreads = assign(self.body, warps)
-            each, value = most_each(self.body, spreads)
-            if each <= _ENOUGH_EACH or warps == _MOST:
-                break
-            warps *= 2
+        tried = list(_WARPS) if warps is None else [warps]
+        number = tried.pop(0)
+        spreads = assign(self.body, number)
+        while tried and most_each(self.body, spreads)[0] > _ENOUGH_EACH:
+            number = tried.pop(0)
+            spreads = assign(self.body, number)
+        each, value = most_each(self.body, spreads)
         if each > MOST_EACH and value is not None:
             refuse(
                 self.kernel,
@@ -87,9 +90,9 @@ class Plan:
                 f"above {MOST_EACH}",
                 "Pick smaller blocks.",
             )
-        return warps, spreads
+        return number, spreads
 
-    def _combined(self, step: Step):
+    def combined(self, step: Step):
         """The sizes and the algebra of a reduce or scan."""
         make = reduction_parts if step.name == "tile_reduce" else scan_parts
         return make(step.avals, step.params)
@@ -229,7 +232,7 @@ class Emitter:
 
     def _combine(self, step: Step, *arrays: np.ndarray) -> list[np.ndarray]:
         at_places, at_fibres, _ = fibres_of(step)
-        sizes, algebra = self.plan._combined(step)
+        sizes, algebra = self.plan.combined(step)
         given = Given(
             step.primitive,
             sizes,

@@ -28,17 +28,18 @@ class Kernel:
         counts: how many instances there are along each.
         shapes: of the operands.
         outs: shapes and dtypes of the results.
+        warps: of an instance, or None.
 
     Raises:
         UnsupportedOnBackend: a body that has no thread code.
     """
 
-    def __init__(self, name: str, closed: Any, counts, shapes, outs):
+    def __init__(self, name: str, closed: Any, counts, shapes, outs, warps=None):
         body = opened(name, closed)
         join_axes(name, body)
         self.closed, self.counts = closed, tuple(counts)
         self.shapes, self.outs = shapes, outs
-        self.plan = Plan(name, body)
+        self.plan = Plan(name, body, warps)
 
     def __call__(
         self, batch: int, along: Sequence[bool], arrays: Sequence[jax.Array]

@@ -68,6 +68,18 @@ def test_large_tiles_get_more_warps(shape, block, warpgroups, launches):
 
 
 @on_machine
+def test_the_number_of_warps_is_as_asked(launches):
+    x = bodies.floats(3, 200)
+    for warps in (4, 8, 16):
+        config = dict(reducer="add", policy="fixed_tree", block=4, num_warps=warps)
+        got = bodies.across(x, implementation="mosaic_gpu", **config)
+        np.testing.assert_array_equal(got, bodies.across(x, **config))
+        assert launches[-1] == (1, warps // 4)
+    with pytest.raises(UnsupportedOnBackend, match="num_warps=2. Take one of"):
+        _lowered(bodies.across, [x], **{**config, "num_warps": 2})
+
+
+@on_machine
 def test_a_batch_is_more_instances_of_one_launch(launches):
     def call(x, w):
         return _kernels.rms_norm(x, w, eps=1e-6, implementation="mosaic_gpu")
