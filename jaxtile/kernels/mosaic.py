@@ -14,11 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxtile import _edges
-from jaxtile._domain import as_state, bare
-from jaxtile.errors import UnsupportedOnBackend, message
 from jaxtile.kernels import direct, plain
 from jaxtile.kernels.handles import Handle, Part
 from jaxtile.kernels.nest import Nest
@@ -36,8 +33,8 @@ class Threads(direct.Loops):
     def __init__(self, indices: Sequence):
         super().__init__()
         self._indices, self._made = indices, 0
-        # What is threaded through stores and loops keeps both, and their order.
-        self.token: Any = jnp.zeros((), jnp.int32)
+        # A token that goes through stores and loops keeps both, and their order.
+        self.carried = [jnp.zeros((), jnp.int32)]
 
     def lanes(self, size: int) -> int:
         """How large a tile of so many coordinates is: as large."""
@@ -59,22 +56,8 @@ class Threads(direct.Loops):
     def store(self, ref: TileRef, value: Any) -> None:
         from jaxtile.pallas_lowering.mosaic_gpu._body import write_p
 
-        (self.token,) = write_p.bind(
-            self.token, value, *_starts(ref), place=_place(ref)
-        )
-
-    def _chain(self, op: str, count: int, run: Callable, body: Callable, init: Any):
-        state = as_state(op, init)
-
-        def step(index, carry):
-            *leaves, self.token = carry
-            out = run(index, body, state.whole(leaves))
-            return [*jax.tree.leaves(bare(out, state)), self.token]
-
-        self.depth += 1
-        *last, self.token = lax.fori_loop(0, count, step, [*state.leaves, self.token])
-        self.depth -= 1
-        return state.whole(last)
+        where = _starts(ref)
+        self.carried = write_p.bind(*self.carried, value, *where, place=_place(ref))
 
 
 def _starts(ref: TileRef) -> list[Any]:
@@ -99,18 +82,8 @@ def launch(
 ) -> list:
     """The results of a kernel."""
     load_all()
-    from jaxtile.pallas_lowering.mosaic_gpu import BACKEND, _kernel
+    from jaxtile.pallas_lowering.mosaic_gpu import _kernel
 
-    reason = BACKEND.hooks.unavailable()
-    if reason is not None:
-        raise UnsupportedOnBackend(
-            message(
-                name,
-                expected="a device that Mosaic GPU compiles for",
-                got=reason,
-                way_out='Use implementation="triton" or "reference".',
-            )
-        )
     counts = tuple(h.count for h in engine.parallel)
 
     def traced(*indices):
@@ -118,7 +91,7 @@ def launch(
         views = plain.views_of(operands, results, inner)
         with _edges.scope():
             call(Nest(views, inner), *views)
-        return inner.token
+        return inner.carried
 
     index = jax.ShapeDtypeStruct((), np.int32)
     closed = jax.make_jaxpr(traced)(*[index] * len(counts))

@@ -54,7 +54,7 @@ def _mosaic(call: Call, *args: Any) -> list:
     from jaxtile.kernels import direct, mosaic
 
     launch = functools.partial(mosaic.launch, call.launch)
-    return direct.run(launch, call.name, call.body, *args)
+    return direct.run(launch, call.name, call.body, *args, backend="mosaic_gpu")
 
 
 _REALISATIONS: dict[str, Callable[..., list]] = {
