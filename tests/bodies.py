@@ -105,6 +105,45 @@ def summed(nest, x, y, *, block, along):
     y.tile(r).store(total)
 
 
+@jt.kernel(out=lambda x, ends: jax.ShapeDtypeStruct(x.shape[:1], x.dtype))
+def between(nest, x, ends, y, *, block):
+    """The sum of the blocks of each row that reach below an end of its own."""
+    i = nest.parallel(x.shape[0])
+
+    @nest.serial(x.shape[1], block, init=0.0, reverse=True, start=2, stop=ends.at(i))
+    def total(c, s):
+        return s / 2 + jt.reduce(x.tile(i, c).load(), c.dim, jt.add).array
+
+    y.tile(i).store(total)
+
+
+def between_oracle(x, ends, block):
+    out = np.zeros(len(x))
+    for i, row in enumerate(x):
+        for k in reversed(range(2 // block, -(-int(ends[i]) // block))):
+            out[i] = out[i] / 2 + row[block * k : block * (k + 1)].sum()
+    return out
+
+
+@jt.kernel(out=lambda x: x)
+def halved(nest, x, y, *, block):
+    """Halved until the largest of the block is below 1."""
+    r, c = nest.parallel(x.shape[0], block), jt.Dim("c")
+
+    def large(t):
+        return jt.reduce(jt.reduce(abs(t), c, jt.maximum), r.dim, jt.maximum).array >= 1
+
+    y.tile(r, c).store(jax.lax.while_loop(large, lambda t: t / 2, x.tile(r, c).load()))
+
+
+def halved_oracle(x, block):
+    out = x.copy()
+    for k in range(0, len(x), block):
+        while np.abs(out[k : k + block]).max() >= 1:
+            out[k : k + block] /= 2
+    return out
+
+
 @jt.kernel(out=lambda x, w: (x, jax.ShapeDtypeStruct(x.shape, jnp.bool_)))
 def mixed(nest, x, w, y, above, *, block):
     b, r, c = nest.parallel(x.shape[0]), nest.parallel(x.shape[1], block), jt.Dim("c")

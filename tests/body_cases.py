@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bodies
-from jaxtile import _kernels
+from jaxtile import _kernels, _recurrence
 
 
 def _softmax(x):
@@ -26,7 +26,7 @@ def _rms_norm(x, w):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * w
 
 
-def _recurrence(x, decay, gate, rate):
+def _recurred(x, decay, gate, rate):
     h, out = np.zeros((x.shape[0], x.shape[2])), np.zeros(x.shape)
     for t in range(x.shape[1]):
         a = np.exp(-8 * np.log1p(np.exp(rate)) / (1 + np.exp(-decay[:, t])))
@@ -192,15 +192,29 @@ OTHERS = {
         {"block": 4, "along": 16},
         False,
     ),
+    "blocks between ends": Case(
+        bodies.between,
+        (bodies.floats(5, 45), jnp.array([45, 3, 17, 0, 40], jnp.int32)),
+        lambda x, ends: bodies.between_oracle(x, ends, 8),
+        {"block": 8},
+        False,
+    ),
+    "halved": Case(
+        bodies.halved,
+        (bodies.floats(5, 45),),
+        lambda x: bodies.halved_oracle(x, 2),
+        {"block": 2},
+        False,
+    ),
     "recurrence": Case(
-        _kernels.recurrence,
+        _recurrence.recurrence,
         (
             bodies.floats(2, 21, 6),
             bodies.floats(2, 21, 6) / 99,
             bodies.floats(2, 21, 6) / 99,
             bodies.floats(6) / 99,
         ),
-        _recurrence,
+        _recurred,
         {"block": 8, "lanes": 4},
         False,
     ),

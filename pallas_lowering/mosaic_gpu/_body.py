@@ -132,6 +132,7 @@ class Step:
         primitive, params: its own.
         reads, gives: operands and results.
         body: of a loop, else None.
+        test: whether a loop that counts no turns goes on, else None.
     """
 
     primitive: Any
@@ -139,16 +140,31 @@ class Step:
     reads: list[Value]
     gives: list[Value]
     body: Body | None = None
+    test: Body | None = None
+
+    @property
+    def inner(self) -> list[Body]:
+        """What a loop repeats."""
+        return [b for b in (self.test, self.body) if b is not None]
 
     @property
     def name(self) -> str:
         """The primitive's name."""
         return self.primitive.name
 
-    @property
-    def constants(self) -> int:
-        """How many operands of a loop are the same for every turn."""
-        return len(self.reads) - len(self.gives)
+    def loop(self) -> tuple[list, list, list]:
+        """Pairs of operands and what they are in each turn: of the test, of the body.
+
+        The last list is of the operands that are carried.
+        """
+        count = self.params.get("cond_nconsts", 0)
+        first = len(self.reads) - len(self.gives)
+        carried = self.reads[first:]
+        body: Any = self.body
+        inside = [*zip([*self.reads[count:first], *carried], body.inputs, strict=True)]
+        ahead = [] if self.test is None else self.test.inputs
+        tested = [*zip([*self.reads[:count], *carried], ahead, strict=False)]
+        return tested, inside, carried
 
     @property
     def avals(self) -> list:
@@ -168,16 +184,16 @@ class Body:
         """All steps, those of loops too."""
         for step in self.steps:
             yield step
-            if step.body is not None:
-                yield from step.body.every()
+            for inner in step.inner:
+                yield from inner.every()
 
     def values(self) -> list[Value]:
         """All values, each once."""
         found = dict.fromkeys(self.inputs)
         for step in self.every():
             found.update(dict.fromkeys([*step.reads, *step.gives]))
-            if step.body is not None:
-                found.update(dict.fromkeys([*step.body.inputs, *step.body.results]))
+            for inner in step.inner:
+                found.update(dict.fromkeys([*inner.inputs, *inner.results]))
         return list(found)
 
 
@@ -203,11 +219,7 @@ def opened(kernel: str, closed: Any) -> Body:
     Raises:
         UnsupportedOnBackend: an op that has no thread code.
     """
-    jaxpr, consts = _scalar.as_closed(closed)
-    inputs = [Value(v.aval) for v in jaxpr.invars]
-    steps: list[Step] = []
-    results = _open(kernel, jaxpr, consts, inputs, steps)
-    body = Body(inputs, steps, results)
+    body = _inside(kernel, closed)
     for step in body.every():
         _check(kernel, step)
     return body
@@ -245,23 +257,32 @@ def _open(kernel, jaxpr, consts, args: Sequence[Value], steps: list[Step]) -> li
             gives = [Value(v.aval) for v in eqn.outvars]
             step = Step(eqn.primitive, eqn.params, reads, gives)
             if eqn.primitive.name == "scan":
-                step.body = _loop(kernel, eqn)
+                step.body = _turn(kernel, eqn)
+            elif eqn.primitive.name == "while":
+                step.test, step.body = (
+                    _inside(kernel, eqn.params[k]) for k in ("cond_jaxpr", "body_jaxpr")
+                )
             steps.append(step)
         env.update(zip(eqn.outvars, gives, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
-def _loop(kernel: str, eqn: Any) -> Body:
-    jaxpr, consts = _scalar.as_closed(eqn.params["jaxpr"])
+def _turn(kernel: str, eqn: Any) -> Body:
+    """One turn of a loop that counts them."""
+    jaxpr = _scalar.as_closed(eqn.params["jaxpr"])[0]
     sides: list[tuple[Any, Any]] = [*zip(eqn.invars, jaxpr.invars, strict=True)]
     sides += zip(eqn.outvars, jaxpr.outvars, strict=True)
     # What is sliced or stacked has another axis outside.
     if any(outer.aval.shape != inner.aval.shape for outer, inner in sides):
         refuse(kernel, "a scan over arrays", "Loop by nest.serial.")
+    return _inside(kernel, eqn.params["jaxpr"])
+
+
+def _inside(kernel: str, closed: Any) -> Body:
+    jaxpr, consts = _scalar.as_closed(closed)
     inputs = [Value(v.aval) for v in jaxpr.invars]
     steps: list[Step] = []
-    results = _open(kernel, jaxpr, consts, inputs, steps)
-    return Body(inputs, steps, results)
+    return Body(inputs, steps, _open(kernel, jaxpr, consts, inputs, steps))
 
 
 _MOVES = frozenset(

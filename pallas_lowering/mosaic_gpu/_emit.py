@@ -113,7 +113,7 @@ class Plan:
 
 
 _TABLES = frozenset(
-    "broadcast_in_dim reshape squeeze expand_dims transpose iota scan tile_reduce "
+    "broadcast_in_dim reshape squeeze expand_dims transpose iota scan while tile_reduce "
     "tile_scan tile_read tile_write".split()
 )
 
@@ -265,28 +265,33 @@ class Emitter:
 
     def _loop(self, step: Step, *arrays: np.ndarray) -> list[np.ndarray]:
         body: Any = step.body
-        consts, length = step.constants, step.params["length"]
-        self.env.update(zip(body.inputs[:consts], arrays[:consts], strict=True))
-        carried = body.inputs[consts:]
+        tested, inside, carried = step.loop()
+        count = len(carried)
+        given = dict(zip(step.reads, arrays, strict=True))
+        for outer, inner in (
+            *tested[: len(tested) - count],
+            *inside[: len(inside) - count],
+        ):
+            self.env[inner] = given[outer]
         shapes = [self.grid(v).counts for v in carried]
-        sizes = [math.prod(s) for s in shapes]
 
-        def split(flat):
-            ends = np.cumsum(sizes)
-            parts = [list(flat[e - n : e]) for e, n in zip(ends, sizes, strict=True)]
-            out = [np.empty(s, object) for s in shapes]
-            for array, part in zip(out, parts, strict=True):
-                array.flat[:] = part
-            return out
+        def run(inner: Body, flat: Sequence[ir.Value]) -> list[np.ndarray]:
+            mine = inner.inputs[len(inner.inputs) - count :]
+            self.env.update(zip(mine, _split(flat, shapes), strict=True))
+            self._steps(inner.steps)
+            return [self._read(v) for v in inner.results]
 
-        def turn(_, flat):
-            self.env.update(zip(carried, split(flat), strict=True))
-            self._steps(body.steps)
-            outs = [self._read(v) for v in body.results]
-            return _flat(outs, shapes)
+        def turn(flat):
+            return _flat(run(body, flat), shapes)
 
-        start = _flat(arrays[consts:], shapes)
-        return split(th.loop(th.i32(length), turn, start))
+        start = _flat(arrays[len(arrays) - count :], shapes)
+        if step.test is None:
+            turns = th.i32(step.params["length"])
+            last = th.loop(turns, lambda _, flat: turn(flat), start)
+        else:
+            test = step.test
+            last = th.repeat(lambda flat: run(test, flat)[0].item(), turn, start)
+        return _split(last, shapes)
 
     # Memory.
 
@@ -365,6 +370,7 @@ _RULES: dict[str, Callable] = {
     "tile_reduce": Emitter._combine,
     "tile_scan": Emitter._combine,
     "scan": Emitter._loop,
+    "while": Emitter._loop,
     read_p.name: Emitter._load,
     write_p.name: Emitter._store,
 }
@@ -379,6 +385,15 @@ def _filled(counts: Sequence[int], scalar: ir.Value) -> np.ndarray:
 def _flat(arrays: Sequence[np.ndarray], shapes: Sequence) -> list[ir.Value]:
     pairs = zip(arrays, shapes, strict=True)
     return [v for a, s in pairs for v in np.broadcast_to(a, s).flat]
+
+
+def _split(flat: Sequence[ir.Value], shapes: Sequence) -> list[np.ndarray]:
+    rest, out = list(flat), []
+    for shape in shapes:
+        array = np.empty(shape, object)
+        array.flat[:], rest = rest[: array.size], rest[array.size :]
+        out.append(array)
+    return out
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

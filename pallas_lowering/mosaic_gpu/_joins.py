@@ -106,9 +106,9 @@ def _fibres(kernel: str, step: Step) -> None:
 
 def _carry(kernel: str, step: Step) -> None:
     body: Any = step.body
-    for outer, inner in zip(step.reads, body.inputs, strict=True):
+    tested, inside, carried = step.loop()
+    for outer, inner in (*tested, *inside):
         _all(outer, inner)
-    carried = body.inputs[step.constants :]
     for values in zip(carried, body.results, step.gives, strict=True):
         _all(*values)
 
@@ -122,4 +122,5 @@ _JOINS: dict[str, Callable[[str, Step], None]] = {
     "tile_reduce": _fibres,
     "tile_scan": _fibres,
     "scan": _carry,
+    "while": _carry,
 }

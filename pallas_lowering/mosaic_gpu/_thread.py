@@ -146,6 +146,19 @@ def loop(count: ir.Value, body: Callable, carry: Sequence[ir.Value]) -> list[ir.
     return list(results)
 
 
+def repeat(test: Callable, body: Callable, carry: Sequence[ir.Value]) -> list[ir.Value]:
+    """`carry = body(carry)` while the bit `test(carry)` is set, the same in all threads."""
+    kinds = [v.type for v in carry]
+    op: Any = scf.WhileOp(kinds, list(carry))
+    before, after = (r.blocks.append(*kinds) for r in (op.before, op.after))
+    with ir.InsertionPoint(before):
+        values = list(before.arguments)
+        scf.condition(test(values), values)
+    with ir.InsertionPoint(after):
+        scf.yield_(list(body(list(after.arguments))))
+    return list(op.results)
+
+
 def prefetched(
     count: ir.Value, fetch: Callable, body: Callable, carry: Sequence[ir.Value]
 ) -> list[ir.Value]:

@@ -9,7 +9,7 @@ import bodies
 import body_cases
 import jaxtile as jt
 from body_cases import Case
-from jaxtile import _kernels
+from jaxtile import _kernels, _recurrence
 from on_device import on_cpu, on_gpu
 
 pytestmark = pytest.mark.gpu
@@ -104,7 +104,7 @@ def test_the_same_bits_in_every_run_and_every_block():
 def test_a_recurrence():
     x, decay, gate = (bodies.floats(2, 700, 300) / 99 for _ in range(3))
     args = (x, decay - 3, gate, bodies.floats(300) / 99)
-    _same(_kernels.recurrence, *args, rtol=2e-4, atol=2e-5, block=64, lanes=128)
+    _same(_recurrence.recurrence, *args, rtol=2e-4, atol=2e-5, block=64, lanes=128)
 
 
 def test_a_batch_and_a_derivative():
