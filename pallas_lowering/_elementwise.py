@@ -188,6 +188,21 @@ def _region_of(fn, avals):
     return _scalar.trace(fn, order, tuple(v.dtype for v in avals))[0]
 
 
+def refuse_map(backend: Backend, traits: Traits, *avals: Any, region: Any):
+    """Why a map of these values is refused, or None."""
+    reason = next(filter(None, map(traits.operand, avals)), None)
+    return reason or refuse_region(backend, traits, _region_of(region.fn, avals))
+
+
+def map_values(traits: Traits, *values: Any, region: Any) -> list:
+    """A map as plain jax."""
+
+    def run(*values):
+        return jax.tree.leaves(_scalar.evaluate(region.fn, *values))
+
+    return _inlined(run, traits.rewrites)(*values)
+
+
 def define_elementwise(backend: Backend, traits: Traits) -> None:
     """Register the rules of the elementwise primitives with a backend."""
 
@@ -199,10 +214,6 @@ def define_elementwise(backend: Backend, traits: Traits) -> None:
 
     def refuse_bitcast_p(x, *, dtype):
         return traits.operand(x) or traits.format(dtype)
-
-    def refuse_map(*avals, region):
-        reason = first(avals)
-        return reason or refuse_region(backend, traits, _region_of(region.fn, avals))
 
     def refuse_map_linear(*avals, terms, dtypes, split):
         fn = functools.partial(_sum_terms, terms, dtypes, split)
@@ -222,12 +233,9 @@ def define_elementwise(backend: Backend, traits: Traits) -> None:
     def lower_bitcast(x, *, dtype):
         return [lax.bitcast_convert_type(x, dtype)]
 
-    @backend.traces(map_p, refuse_map)
+    @backend.traces(map_p, functools.partial(refuse_map, backend, traits))
     def lower_map(*values, region):
-        def run(*values):
-            return jax.tree.leaves(_scalar.evaluate(region.fn, *values))
-
-        return _inlined(run, traits.rewrites)(*values)
+        return map_values(traits, *values, region=region)
 
     @backend.traces(map_linear_p, refuse_map_linear)
     def lower_map_linear(*values, terms, dtypes, split):

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -9,6 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import rules
 import simt
 import targets
+from jaxtile.pallas_lowering import _choice
 
 _kernel = plgpu.kernel
 
@@ -23,10 +25,24 @@ def _launched(launches, body, out_type, **params):
             text = targets.printed(kernel, inputs, "cuda")
         launches.append((*params["grid"], params.get("num_threads", 1)))
         machine = simt.Machine(simt.module_of(text))
-        found = machine.run(list(map(np.asarray, arrays)), out_type)
-        return list(map(jnp.asarray, found))
+
+        def run(*arrays):
+            return machine.run(list(map(np.asarray, arrays)), out_type)
+
+        if any(isinstance(a, jax.core.Tracer) for a in arrays):
+            return list(jax.pure_callback(run, list(out_type), *arrays))
+        return list(map(jnp.asarray, run(*arrays)))
 
     return call
+
+
+def kernels_on_machine(monkeypatch):
+    """Have kernels that are launched in this test run on the machine; a list of launches."""
+    launches = []
+    monkeypatch.setattr(plgpu, "kernel", functools.partial(_launched, launches))
+    # The machine takes the place of the device that is not here.
+    monkeypatch.setattr(_choice, "elsewhere", lambda *_: None)
+    return launches
 
 
 def on_machine(monkeypatch, table):
@@ -34,8 +50,7 @@ def on_machine(monkeypatch, table):
 
     A size is (CTAs, warpgroups).
     """
-    launches = []
-    monkeypatch.setattr(plgpu, "kernel", functools.partial(_launched, launches))
+    launches = kernels_on_machine(monkeypatch)
 
     def run(fn, *args):
         del launches[:]

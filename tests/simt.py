@@ -6,7 +6,6 @@ rounds, nothing contracts, and an access to shared memory that needs a barrier w
 not there is an error.
 """
 
-import contextlib
 import re
 
 import numpy as np
@@ -14,13 +13,15 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
+from simt_flow import Flow
 from simt_memory import WARP, WARPGROUP, Ledger
-from simt_values import Values, choose, dtype_of, element, signed
+from simt_values import Values, dtype_of, element, signed
 
 _SHARED, _ARENA = 1 << 40, 1 << 22
+_ENDS = "scf_yield scf_condition gpu_terminator func_return gpu_return".split()
 
 
-class Machine(Values):
+class Machine(Values, Flow):
     """Runs a module's kernel over arrays.
 
     Args:
@@ -84,7 +85,7 @@ class Machine(Values):
             op = op.operation
             name = op.name.replace(".", "_")
             args = [self.get(v) for v in op.operands]
-            if name in ("scf_yield", "gpu_terminator", "func_return", "gpu_return"):
+            if name in _ENDS:
                 return args
             handler = getattr(self, f"op_{name}", None)
             if handler is None:
@@ -120,39 +121,6 @@ class Machine(Values):
             self.block(body)
         self.threads, self.mask, self.env = 1, np.ones(1, bool), outside
         return [np.zeros(1, np.int64)] * len(op.results)
-
-    @contextlib.contextmanager
-    def _only(self, mask):
-        saved, self.mask = self.mask, self.mask & mask
-        yield
-        self.mask = saved
-
-    def op_scf_if(self, op, condition):
-        sides = []
-        for region, mask in zip(op.regions, (condition, ~condition), strict=True):
-            with self._only(mask):
-                some = len(region.blocks) and self.mask.any()
-                sides.append(self.block(region.blocks[0]) if some else None)
-        if not len(op.results):
-            return []
-        then, other = sides
-        if then is None or other is None:
-            found = then or other
-        else:
-            found = [choose(condition, a, b) for a, b in zip(then, other, strict=True)]
-        return found[0] if len(op.results) == 1 else found
-
-    def op_scf_for(self, op, low, high, step, *carry):
-        body, carry = op.regions[0].blocks[0], list(carry)
-        index = low.copy()
-        while (going := self.mask & (signed(index) < signed(high))).any():
-            with self._only(going):
-                for argument, v in zip(body.arguments, [index, *carry], strict=True):
-                    self.set(argument, v)
-                new = self.block(body)
-            carry = [choose(going, a, b) for a, b in zip(new, carry, strict=True)]
-            index = index + step
-        return carry[0] if len(op.results) == 1 else carry
 
     # Threads.
 

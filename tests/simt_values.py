@@ -1,5 +1,7 @@
 """The ops of `simt.Machine` that compute values: arith, math, vector, in NumPy."""
 
+import math
+
 import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
@@ -126,8 +128,24 @@ _ELEMENTWISE = {
     "math_absi": _on_signed(np.abs),
     "math_exp": np.exp,
     "math_log": np.log,
+    "math_log2": np.log2,
     "math_log1p": np.log1p,
     "math_sqrt": np.sqrt,
+    "math_rsqrt": lambda a: (1 / np.sqrt(a.astype(np.float64))).astype(a.dtype),
+    "math_tanh": np.tanh,
+    "math_floor": np.floor,
+    "math_ceil": np.ceil,
+    "math_roundeven": np.rint,
+    "math_round": lambda a: np.copysign(np.floor(np.abs(a) + 0.5), a),
+    "math_exp2": np.exp2,
+    "math_expm1": np.expm1,
+    "math_sin": np.sin,
+    "math_cos": np.cos,
+    "math_tan": np.tan,
+    "math_cbrt": np.cbrt,
+    "math_atan2": np.arctan2,
+    "math_powf": np.power,
+    "math_erf": lambda a: np.vectorize(math.erf, otypes=[a.dtype])(a),
     "math_copysign": np.copysign,
 }
 

@@ -259,11 +259,11 @@ def test_what_runs_it():
         assert {e.implementation for e in jt.explain(jt.nn.softmax)(x)} == {"reference"}
     report = jt.explain(lambda x: _kernels.softmax(x, implementation="interpret"))(x)
     assert {e.place for e in report} == {"in kernel: interpret"}
-    with pytest.raises(TileValueError, match="implementation in .*got 'mosaic_gpu'"):
-        _kernels.softmax(x, implementation="mosaic_gpu")
+    with pytest.raises(TileValueError, match="implementation in .*got 'mosaic'"):
+        _kernels.softmax(x, implementation="mosaic")
 
 
-@pytest.mark.parametrize("name", ["triton", "tpu"])
+@pytest.mark.parametrize("name", ["triton", "mosaic_gpu", "tpu"])
 def test_a_platform_that_a_kernel_is_not_for(name):
     """It is refused when lowered, so that a kernel for elsewhere can be lowered here."""
     x = jnp.zeros((8, 128))
@@ -279,12 +279,11 @@ def test_a_platform_that_a_kernel_is_not_for(name):
         with pytest.raises(UnsupportedOnBackend, match=sentence):
             run(x)
     assert jax.eval_shape(call, x).shape == x.shape
-    device = (
-        ("NVIDIA H200", 132, "gpu") if name == "triton" else ("TPU v5 lite", 1, "tpu")
-    )
+    gpu = name != "tpu"
+    device = ("NVIDIA H200", 132, "gpu") if gpu else ("TPU v5 lite", 1, "tpu")
     with targets.mesh(*device):
         text = targets.lowered(call, [targets.spec(x.shape)], home).as_text()
-        assert ("triton" if name == "triton" else "tpu_custom_call") in text
-        other = "tpu" if name == "triton" else "cuda"
+        assert (name if gpu else "tpu_custom_call") in text
+        other = "tpu" if gpu else "cuda"
         with pytest.raises(UnsupportedOnBackend, match=f"not on {other}"):
             targets.lowered(call, [targets.spec(x.shape)], other)

@@ -44,11 +44,13 @@ class Kernel:
             *operands: arrays, tiles or numbers.
             implementation: "reference" runs it as plain jax, vectorised over the
                 parallel nests; "triton" as a Pallas kernel on CUDA, "interpret" as the
-                same kernel in Pallas' interpreter, "tpu" as one whose grid brings blocks.
-                None is the one that the kernel is tuned for on the platform and the call,
-                else plain jax. Derivatives are those of plain jax, or of `defvjp`.
-            **config: the body's keyword arguments, such as block sizes; and for Triton's
-                launch num_warps and num_stages, which change no result.
+                same kernel in Pallas' interpreter, "mosaic_gpu" as a kernel on CUDA from
+                Hopper on, of elementwise ops, reductions, scans and loops, "tpu" as one
+                whose grid brings blocks. None is the one that the kernel is tuned for on
+                the platform and the call, else plain jax. Derivatives are those of plain
+                jax, or of `defvjp`.
+            **config: the body's keyword arguments, such as block sizes; and for launches
+                on CUDA num_warps and, of Triton, num_stages, which change no result.
 
         Returns:
             The results, in the structure of out.

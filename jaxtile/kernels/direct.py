@@ -34,6 +34,8 @@ class Loops:
 
     def __init__(self):
         self.depth = 0
+        # Values that every loop carries along, such as an order of stores.
+        self.carried: list = []
 
     def check_store(self, op: str, ref: TileRef) -> None:
         """Nothing: the trace that counted the instances has checked it."""
@@ -68,13 +70,15 @@ class Loops:
         state = as_state(op, init)
         first, end = handle.visits
 
-        def step(index, leaves):
+        def step(index, values):
+            leaves, self.carried = values
             index = first + end - 1 - index if backward else index
             out = run(index, body, state.whole(leaves))
-            return jax.tree.leaves(bare(out, state))
+            return jax.tree.leaves(bare(out, state)), self.carried
 
         self.depth += 1
-        last = lax.fori_loop(first, end, step, state.leaves)
+        start = list(state.leaves), self.carried
+        last, self.carried = lax.fori_loop(first, end, step, start)
         self.depth -= 1
         return state.whole(last)
 

@@ -50,9 +50,17 @@ def _plain(call: Call, *args: Any) -> list:
     return plain.run(call.name, call.body, *args)
 
 
+def _mosaic(call: Call, *args: Any) -> list:
+    from jaxtile.kernels import direct, mosaic
+
+    launch = functools.partial(mosaic.launch, call.launch)
+    return direct.run(launch, call.name, call.body, *args, backend="mosaic_gpu")
+
+
 _REALISATIONS: dict[str, Callable[..., list]] = {
     REFERENCE: _plain,
     "triton": _direct(False),
+    "mosaic_gpu": _mosaic,
     "tpu": _tpu,
     INTERPRET: _direct(True),
 }

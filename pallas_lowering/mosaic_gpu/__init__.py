@@ -40,6 +40,7 @@ for p in (reindex_p, gather_p, scatter_p):
 for _primitive in (sort_p, topk_p):
     BACKEND.refuses(_primitive, UNSORTED)
 
+from jaxtile.pallas_lowering.mosaic_gpu import map as map  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import reduce as reduce  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import scan as scan  # noqa: E402
 from jaxtile.pallas_lowering.mosaic_gpu import whole as whole  # noqa: E402

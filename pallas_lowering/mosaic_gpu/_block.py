@@ -5,13 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-from jax.experimental.mosaic.gpu import utils
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxtile.pallas_lowering.mosaic_gpu import BACKEND, _layouts, _stage
+from jaxtile.pallas_lowering.mosaic_gpu import BACKEND, _inline, _layouts, _stage
 from jaxtile.pallas_lowering.mosaic_gpu import _digits as dg
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._lanes import (
@@ -202,15 +199,7 @@ class Block:
         Raises:
             UnsupportedOnBackend: neither is possible.
         """
-        sizes = self.sizes
-        stage = None if self.in_registers else sizes.stage(self.several)
-        if stage is None and not self.in_registers:
-            BACKEND.fail(
-                self.primitive,
-                f"{self.policy} needs each fibre of {sizes.length} in one thread, or in "
-                "shared memory, which it exceeds; load the block with a layout= that "
-                "gives threads whole fibres, or make it shorter",
-            )
+        sizes, stage = self.sizes, self.stage()
         results = [(self.main, d) for d in sizes.shown]
         results += [(self.out, d) for d in sizes.totals]
         each = sizes.bytes(self.several)
@@ -220,25 +209,34 @@ class Block:
             memory = scratch_of_warpgroup(module, each, self.several)
             thread = Thread(th.Words(memory))
             arrays = [f.explode(v) for f, v in zip(self.forms, values, strict=True)]
-            if stage is None:
-                found = registers(thread, arrays)
-            else:
-                found = self._staged(stage, memory, thread, arrays, walk)
-            return tuple(
-                form.implode(scalars, utils.is_signed(dtype))
-                for scalars, (form, dtype) in zip(found, results, strict=True)
+            found = self.emitted(stage, memory, thread, arrays, registers, walk)
+            return _inline.imploded(found, results)
+
+        call = _inline.inlined(self.ctx, code, self.forms, results)
+        return lambda *values: list(call(*sizes.ordered(values)))
+
+    def stage(self) -> _stage.Stage | None:
+        """The plan of shared memory, or None where registers suffice.
+
+        Raises:
+            UnsupportedOnBackend: neither is possible.
+        """
+        if self.in_registers:
+            return None
+        found = self.sizes.stage(self.several)
+        if found is None:
+            BACKEND.fail(
+                self.primitive,
+                f"{self.policy} needs each fibre of {self.sizes.length} in one thread, "
+                "or in shared memory, which it exceeds; load the block with a layout= "
+                "that gives threads whole fibres, or make it shorter",
             )
+        return found
 
-        inline: Any = plgpu.inline_mgpu(
-            arg_types=tuple(self._public(f) for f in self.forms),
-            return_type=tuple(
-                plgpu.ShapeDtypeStruct(f.shape, d, self._public(f)) for f, d in results
-            ),
-        )
-        call = inline(code)
-        return lambda *values: list(call(*self._bound(sizes.ordered(values))))
-
-    def _staged(self, stage, memory, thread, arrays, walk):
+    def emitted(self, stage, memory, thread, arrays, registers, walk) -> list:
+        """The scalars of the results, by a plan of `stage`."""
+        if stage is None:
+            return registers(thread, arrays)
         sizes = self.sizes
         fibre = range(len(sizes.fibres))
         where = [
@@ -253,17 +251,3 @@ class Block:
         return _stage.run(
             stage, memory, thread, brings, gets, lambda p, f: walk(stage, p, f)
         )
-
-    @staticmethod
-    def _public(form: Form):
-        return _layouts.public(form.layout) if form.shape else plgpu.Layout.WG_SPLAT(())
-
-    def _bound(self, values):
-        """The values, those that are one scalar everywhere in a layout of their own."""
-        lane = plgpu.LoweringSemantics.Lane
-        if self.ctx.module_ctx.lowering_semantics != lane:
-            return values
-        return [
-            plgpu.layout_cast(v, self._public(f)) if f.shape else v
-            for v, f in zip(values, self.forms, strict=True)
-        ]

@@ -22,6 +22,9 @@ from jaxlib.mlir.dialects import arith, gpu, llvm, memref, vector
 from jaxtile._jax_private import MOST_WARPGROUPS
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 
+# Threads of a warpgroup.
+WARPGROUP = 128
+
 
 class Digit(NamedTuple):
     """A digit of a logical axis: its dimension in the exploded array, and its place."""
@@ -144,6 +147,11 @@ class Form:
             _registers=regs, _layout=self.layout, _is_signed=signed
         )
 
+    @property
+    def present(self) -> np.ndarray:
+        """Whether each scalar is one of the value's; None: it surely is."""
+        return np.full(self.counts, None, object)
+
     def digits(self, axes: Sequence[int]) -> list[Digit] | None:
         """The digits of the axes, taken as one, minor to major; None if they have none."""
         if self.strided:
@@ -223,16 +231,25 @@ def _places(dims, place, tiled, ndim):
 
 
 class Thread:
-    """This thread's place in its warpgroup.
+    """This thread's place among those that work on the same values.
 
     Args:
-        words: 64-bit slots of shared memory that are this warpgroup's own.
+        words: 64-bit slots of shared memory that are theirs alone.
+        count: how many they are: a warpgroup, or all of a CTA.
     """
 
-    def __init__(self, words: th.Words):
-        self.number = th.divided(th.thread_in_block(), 128)[1]
+    def __init__(self, words: Any, count: int = WARPGROUP):
+        self.count = count
+        self.number = th.divided(th.thread_in_block(), count)[1]
         self.warp, self.lane = th.divided(self.number, th.WARP)
         self.words = words
+
+    def barrier(self) -> None:
+        """Wait for all of them."""
+        if self.count == WARPGROUP:
+            utils.warpgroup_barrier()
+        else:
+            th.barrier()
 
     def digit(self, digit: Digit) -> ir.Value:
         """This thread's value of a digit of lanes or warps."""
@@ -249,13 +266,13 @@ class Thread:
 
     def _exchange(self, values, first, digit):
         def at(thread, slot):
-            return arith.addi(thread, th.i32(128 * slot))
+            return arith.addi(thread, th.i32(self.count * slot))
 
         # What an earlier op left there may be read still.
-        utils.warpgroup_barrier()
+        self.barrier()
         for slot, v in enumerate(values):
             self.words.write(at(self.number, slot), v)
-        utils.warpgroup_barrier()
+        self.barrier()
         step = digit.stride * th.WARP
         found = [
             [
@@ -265,14 +282,14 @@ class Thread:
             for slot, v in enumerate(values)
         ]
         # The words may serve another op next.
-        utils.warpgroup_barrier()
+        self.barrier()
         return found
 
 
 # How many values of each thread cross warps at once, and the bytes that takes.
 EXCHANGED = 4
 _ALIGNED = 16
-EXCHANGE_BYTES = EXCHANGED * 128 * 8
+EXCHANGE_BYTES = EXCHANGED * WARPGROUP * 8
 
 
 def scratch_of_warpgroup(module: Any, bytes_each: int, several: bool) -> ir.Value:

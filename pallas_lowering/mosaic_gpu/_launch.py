@@ -12,11 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jaxtile.pallas_lowering.mosaic_gpu import BACKEND
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
+from jaxtile.primitives._define import new_primitive
 
 _WARPS_OF_GROUP = 4
 # 64-bit slots of shared memory that a CTA may have.
 MOST_SLOTS = 227 * 1024 // 8
+
+
+# What code stands for, for those who read a kernel's jaxpr: it does nothing.
+shown_p = new_primitive("tile_shown")
+shown_p.def_abstract_eval(lambda jaxpr: [])
+BACKEND.hooks.register(shown_p, lambda ctx, jaxpr: [])
 
 
 @dataclass
@@ -41,6 +49,7 @@ def launch(
     blocks: int,
     warps: int,
     slots: int = 0,
+    shows: Any = None,
 ) -> list[jax.Array]:
     """Run thread code once in each thread of a grid.
 
@@ -51,6 +60,7 @@ def launch(
         blocks: CTAs in the grid.
         warps: warps of a CTA, a multiple of 4.
         slots: 64-bit slots of shared memory that `body` uses, at most `MOST_SLOTS`.
+        shows: a jaxpr of the ops that the code stands for, or None.
 
     Returns:
         The results.
@@ -67,6 +77,8 @@ def launch(
             words = th.Words(raw[-1]) if slots else None
             body(Program(buffers[:n], buffers[n:], words))
 
+        if shows is not None:
+            shown_p.bind(jaxpr=shows)
         code: Any = inline(run)
         code(*refs)
 

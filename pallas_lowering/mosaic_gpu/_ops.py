@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental.mosaic.gpu import utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
@@ -147,6 +148,17 @@ def _math(name):
     return lambda dtype, a: getattr(math_dialect, name)(a)
 
 
+def nearest(a: ir.Value, method: Any) -> ir.Value:
+    """The nearest integral value, by one of jax's rules for ties."""
+    even = method == lax.RoundingMethod.TO_NEAREST_EVEN
+    return (math_dialect.roundeven if even else math_dialect.round)(a)
+
+
+def _logistic(dtype, a):
+    one = constant(1, dtype)
+    return _divide(dtype, one, arith.addf(one, math_dialect.exp(arith.negf(a))))
+
+
 def _root(dtype, a):
     single = np.dtype(dtype) == np.float32
     return _ptx("sqrt.rn.f32", a) if single else math_dialect.sqrt(a)
@@ -189,13 +201,14 @@ BINARY: dict[str, Callable] = {
     "shift_right_arithmetic": functools.partial(_shift, arith.shrsi),
     **{k: functools.partial(_compare, k) for k in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
-_MATH = "exp exp2 log log1p expm1 tanh sin cos tan rsqrt cbrt floor ceil erf"
+_MATH = "exp exp2 log log2 log1p expm1 tanh sin cos tan rsqrt cbrt floor ceil erf"
 UNARY: dict[str, Callable] = {
     "neg": _negate,
     "abs": _absolute,
     "sign": _sign,
     "not": _complement,
     "sqrt": _root,
+    "logistic": _logistic,
     "is_finite": _finite,
     "square": lambda dtype, a: BINARY["mul"](dtype, a, a),
     **{name: _math(name) for name in _MATH.split()},

@@ -28,6 +28,7 @@ from jaxtile.pallas_lowering.mosaic_gpu._ops import (
     extreme,
     is_float,
     is_signed,
+    nearest,
     power,
     type_of,
 )
@@ -35,13 +36,14 @@ from jaxtile.primitives import _scalar
 from jaxtile.primitives import cast as _cast
 
 _NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
-_SAME = frozenset("broadcast_in_dim reshape squeeze stop_gradient copy".split())
+# A kernel's values lie on one device, so that nothing is resharded.
+_SAME = frozenset("broadcast_in_dim reshape squeeze stop_gradient copy reshard".split())
 _SPECIAL = frozenset(
     "select_n clamp integer_pow convert_element_type bitcast_convert_type tile_cast "
-    "tile_bitcast reduce_precision clz".split()
+    "tile_bitcast reduce_precision clz round".split()
 )
 # Ops that round nothing, or round as they say.
-_MOVES = (_SPECIAL - {"integer_pow"}) | {"neg", "abs"}
+_MOVES = (_SPECIAL - {"integer_pow", "round"}) | {"neg", "abs"}
 # Ops whose float form is missing: what to say.
 _INTEGERS_ONLY = frozenset(("rem",))
 
@@ -230,11 +232,15 @@ class Region:
             return power(dtypes[0], args[0], eqn.params["y"])
         if name == "clz":
             return math_dialect.ctlz(args[0])
+        if name == "round":
+            return nearest(args[0], eqn.params["rounding_method"])
         if name == "reduce_precision":
             return self._reduce_precision(eqn, args[0], dtypes[0])
         target = np.dtype(eqn.outvars[0].aval.dtype)
         if name in ("bitcast_convert_type", "tile_bitcast"):
             return utils.bitcast(args[0], type_of(target))
+        if name not in ("convert_element_type", "tile_cast"):
+            raise NotImplementedError(name)  # `lacks` says so before
         if self.plain and is_float(dtypes[0]) and not is_float(target):
             return _float_to_integer(args[0], dtypes[0], target)
         return convert(args[0], dtypes[0], target)

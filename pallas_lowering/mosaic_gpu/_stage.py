@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.mosaic.gpu import utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
@@ -25,7 +24,6 @@ from jaxtile.pallas_lowering.mosaic_gpu._ops import constant
 from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra
 
-_THREADS = 128
 _ALIGNED = 16
 # Shared memory of a warpgroup: alone in its CTA, or perhaps one of eight. A single fibre
 # may have more; trees are staged in odd cases only, and get by with less.
@@ -151,19 +149,22 @@ class Placed:
         self.form = form
         self.fibre = list(form.along(fibre_axes).flat)
         self.place = list(form.along(place_axes).flat) if place_axes else None
+        self.present = list(form.present.flat)
 
     def local(self, stage: Stage, first: ir.Value | None):
         """(offset, whether it is there) of each scalar, of fibres from `first` on."""
         for k, fibre in enumerate(self.fibre):
-            inside = None
+            inside = self.present[k]
             if first is not None:
                 fibre = arith.subi(fibre, first)
                 # Of a fibre before the first, a huge number without a sign.
-                inside = arith.cmpi(arith.CmpIPredicate.ult, fibre, th.i32(stage.each))
-                fibre = arith.select(inside, fibre, th.i32(0))
+                there = arith.cmpi(arith.CmpIPredicate.ult, fibre, th.i32(stage.each))
+                inside = there if inside is None else arith.andi(inside, there)
             if self.place is not None:
                 across = arith.muli(self.place[k], th.i32(stage.pitch))
                 fibre = arith.addi(fibre, across)
+            if inside is not None:
+                fibre = arith.select(inside, fibre, th.i32(0))
             yield fibre, inside
 
 
@@ -192,23 +193,23 @@ def run(
 
     def once(first, held):
         # What an earlier op left there may be read still.
-        utils.warpgroup_barrier()
+        thread.barrier()
         # Threads of a layout that repeats elements write the same bytes.
         for buffer, (placed, scalars) in zip(program.inputs, brings, strict=True):
             spots = placed.local(stage, first)
             for value, (offset, inside) in zip(scalars.flat, spots, strict=True):
                 _put(buffer, value, offset, inside)
-        utils.warpgroup_barrier()
+        thread.barrier()
         _walk_all(stage, program, thread, first, walk)
-        utils.warpgroup_barrier()
+        thread.barrier()
         out = []
         for buffer, placed, old in zip(program.outputs, gets, held, strict=True):
             mine = []
             for k, (offset, inside) in enumerate(placed.local(stage, first)):
                 (value,) = buffer.load(offset)
-                mine.append(
-                    value if inside is None else th.select(inside, value, old[k])
-                )
+                if inside is not None and old[k] is not None:
+                    value = th.select(inside, value, old[k])
+                mine.append(value)
             out.append(mine)
         return out
 
@@ -218,7 +219,7 @@ def run(
     else:
         held = _loop(rounds, stage.each, once, sizes, program)
     # The memory may serve another op next.
-    utils.warpgroup_barrier()
+    thread.barrier()
     return held
 
 
@@ -253,7 +254,7 @@ def _walk_all(stage, program, thread, first, walk):
     limit = th.i32(min(stage.each, stage.fibres))
     if first is not None:
         limit = arith.minsi(limit, arith.subi(th.i32(stage.fibres), first))
-    for k in range(0, stage.each, _THREADS):
+    for k in range(0, stage.each, thread.count):
         fibre = arith.addi(thread.number, th.i32(k))
         with th.when(th.less(fibre, limit)):
             walk(program, th.i64(fibre))

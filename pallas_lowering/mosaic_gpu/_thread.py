@@ -96,7 +96,9 @@ class Buffer:
 
     def _begin(self, base: ir.Value, dtype: Any) -> None:
         self.base, self.dtype = base, np.dtype(dtype)
-        stored = np.int8 if self.dtype == bool else self.dtype
+        # LLVM has no types of bool in memory, or of 8-bit floats.
+        self._as_byte = self.dtype.itemsize == 1 and self.dtype.kind not in "iu"
+        stored = np.int8 if self._as_byte else self.dtype
         self.kind, self.bytes = type_of(stored), self.dtype.itemsize
 
     def _at(self, offset):
@@ -114,12 +116,16 @@ class Buffer:
         if self.dtype == bool:
             zero = arith.constant(self.kind, 0)
             loaded = [arith.cmpi(_INT.ne, v, zero) for v in loaded]
+        elif self._as_byte:
+            loaded = [utils.bitcast(v, type_of(self.dtype)) for v in loaded]
         return loaded
 
     def store(self, values: Sequence[ir.Value], offset: ir.Value) -> None:
         """Neighbouring elements; the offset is a multiple of their number."""
         if self.dtype == bool:
             values = [arith.extui(self.kind, v) for v in values]
+        elif self._as_byte:
+            values = [utils.bitcast(v, self.kind) for v in values]
         n = len(values)
         if n == 1:
             llvm.store(values[0], self._at(offset), alignment=self.bytes)
@@ -138,6 +144,19 @@ def loop(count: ir.Value, body: Callable, carry: Sequence[ir.Value]) -> list[ir.
         scf.yield_(list(body(op.induction_variable, list(op.inner_iter_args))))
     results: Any = op.results
     return list(results)
+
+
+def repeat(test: Callable, body: Callable, carry: Sequence[ir.Value]) -> list[ir.Value]:
+    """`carry = body(carry)` while the bit `test(carry)` is set, the same in all threads."""
+    kinds = [v.type for v in carry]
+    op: Any = scf.WhileOp(kinds, list(carry))
+    before, after = (r.blocks.append(*kinds) for r in (op.before, op.after))
+    with ir.InsertionPoint(before):
+        values = list(before.arguments)
+        scf.condition(test(values), values)
+    with ir.InsertionPoint(after):
+        scf.yield_(list(body(list(after.arguments))))
+    return list(op.results)
 
 
 def prefetched(

@@ -37,11 +37,22 @@ def _scratch_bytes(avals, params, several):
     return _sizes(avals, params).bytes(several)
 
 
-class _Reduce:
-    """The two realisations of one reduction."""
+def reduction_parts(avals, params) -> tuple[_block.Sizes, Algebra]:
+    """What a reduction's memory depends on, and its reducer."""
+    spec, out, finish = (params[k] for k in ("spec", "out", "finish"))
+    return _sizes(avals, params), Algebra(spec, False, out, finish)
 
-    def __init__(self, block: _block.Block, masked: bool):
-        self.block, self.masked = block, masked
+
+class Reduction:
+    """The two realisations of one reduction.
+
+    Args:
+        block: its operands.
+        params: the primitive's.
+    """
+
+    def __init__(self, block: _block.Block, params: dict):
+        self.block, self.masked = block, params["masked"]
         self.algebra, self.policy = block.algebra, block.policy
         self.right = block.policy.kind is Kind.RIGHT
 
@@ -97,9 +108,8 @@ class _Reduce:
 
 @BACKEND.lowers(reduce_p, _refuse, scratch_bytes=_scratch_bytes)
 def _reduce(ctx, *operands, **params):
-    sizes = _sizes(ctx.avals_in, params)
-    algebra = Algebra(params["spec"], False, params["out"], params["finish"])
+    sizes, algebra = reduction_parts(ctx.avals_in, params)
     block = _block.Block(ctx, reduce_p, operands, sizes, algebra, params["policy"])
-    found = _Reduce(block, params["masked"])
+    found = Reduction(block, params)
     body = block.call(found.registers, found.walk)
     return BACKEND.hooks.trace(body)(ctx, *operands)

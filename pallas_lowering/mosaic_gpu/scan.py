@@ -41,8 +41,22 @@ def _scratch_bytes(avals, params, several):
     return _sizes(avals, params).bytes(several)
 
 
-class _Scan:
-    """The two realisations of one scan."""
+def scan_parts(avals, params) -> tuple[_block.Sizes, Algebra]:
+    """What a scan's memory depends on, and its reducer in the order of its places."""
+    spec = params["spec"]
+    if params["direction"] == "suffix":
+        spec = _prefix.swapped(spec)
+    algebra = Algebra(spec, False, params["out"], params["finish"])
+    return _sizes(avals, params), algebra
+
+
+class Scan:
+    """The two realisations of one scan.
+
+    Args:
+        block: its operands.
+        params: the primitive's.
+    """
 
     def __init__(self, block: _block.Block, params: dict):
         self.block, self.algebra = block, block.algebra
@@ -135,12 +149,8 @@ class _Scan:
 
 @BACKEND.lowers(scan_p, _refuse, scratch_bytes=_scratch_bytes)
 def _scan(ctx, *operands, **params):
-    spec = params["spec"]
-    if params["direction"] == "suffix":
-        spec = _prefix.swapped(spec)
-    sizes = _sizes(ctx.avals_in, params)
-    algebra = Algebra(spec, False, params["out"], params["finish"])
+    sizes, algebra = scan_parts(ctx.avals_in, params)
     block = _block.Block(ctx, scan_p, operands, sizes, algebra, params["policy"])
-    found = _Scan(block, params)
+    found = Scan(block, params)
     body = block.call(found.registers, found.walk)
     return BACKEND.hooks.trace(body)(ctx, *operands)

@@ -269,6 +269,37 @@ def test_map(fn, dtype):
     targets.mosaic_gpu(_map(fn), x, x)
 
 
+_BEYOND = {
+    "floor": jnp.floor,
+    "log1p": jnp.log1p,
+    "erf": lax.erf,
+    "atan2": lambda v: jnp.arctan2(v, v + 1),
+    "several": lambda v: jnp.tan(jnp.ceil(v)) * 2 - v,
+}
+
+
+@pytest.mark.parametrize("lane", [True, False], ids=["lane", "warpgroup"])
+@pytest.mark.parametrize("shape", [(512,), (64, 128)], ids=str)
+@pytest.mark.parametrize("name", _BEYOND)
+def test_map_of_ops_that_plgpu_lacks(name, shape, lane):
+    x = targets.spec(shape, "float32" if name != "floor" else "bfloat16")
+    text = targets.mosaic_gpu(_map(_BEYOND[name]), x, x, lane=lane)
+    assert not text or "fastmath" not in text
+
+
+def test_map_of_ops_that_plgpu_lacks_keeps_layouts():
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    def body(x_ref, o_ref):
+        x = targets.load_tiled(x_ref, plgpu.Layout.WGMMA)
+        total = jt.reduce(jt.floor(x), 1, jt.add, policy="fixed_tree")
+        y = jt.floor(x - lax.broadcast_in_dim(total, x.shape, (0,)))
+        targets.store_tiled(o_ref, y)
+
+    x = targets.spec((64, 128))
+    targets.mosaic_gpu(body, x, x)
+
+
 @pytest.mark.parametrize(
     ("body", "shape", "out", "sentence"),
     [
@@ -281,8 +312,8 @@ def test_map(fn, dtype):
             (64, 128),
             "separate chain for each",
         ),
-        (_map(jnp.floor), (512,), (512,), "floor, which has no rule there"),
-        (_map(jt.erf), (512,), (512,), "has no layout rule"),
+        (_map(jnp.sinh), (512,), (512,), "sinh, which has no thread code"),
+        (_map(jnp.floor), (127, 509), (127, 509), "fills no register layout"),
     ],
 )
 def test_refusals_say_why(body, shape, out, sentence):

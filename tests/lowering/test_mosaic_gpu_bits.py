@@ -3,10 +3,12 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+import jaxtile as jt
 import simt
 import targets
 from jaxtile.pallas_lowering.mosaic_gpu import _layouts
@@ -158,6 +160,23 @@ SCANS = [
 @pytest.mark.parametrize("call", SCANS, ids=str)
 def test_scan_has_the_bits_of_the_reference(call):
     call.check(_simulate(call))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(64, 16), (512,)], ids=str)
+def test_map_of_ops_that_plgpu_lacks(shape, dtype):
+    def fn(v):
+        return jt.map(lambda v: (jnp.floor(v * 2), jnp.copysign(v, jnp.ceil(v))), v)
+
+    def body(x_ref, *outs):
+        for value, ref in zip(fn(targets.load_tiled(x_ref)), outs, strict=True):
+            targets.store_tiled(ref, value)
+
+    x = (np.random.default_rng(3).normal(size=shape) * 3).astype(jnp.dtype(dtype))
+    out = [targets.spec(shape, dtype)] * 2
+    text = targets.mosaic_gpu(body, out, out[0], lane=True)
+    for got, want in zip(_run(text, [x], out), fn(x), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize(
