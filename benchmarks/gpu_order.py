@@ -84,11 +84,16 @@ def cases() -> list[Case]:
     return found
 
 
-def main() -> None:
-    """Measure every case whose name contains the first argument."""
+def run(name: str, every: list[Case]) -> None:
+    """Measure every case whose name contains the first argument; write them if all.
+
+    Args:
+        name: of the script and its results.
+        every: all cases.
+    """
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     results = []
-    for case in cases():
+    for case in every:
         if wanted not in case.name:
             continue
         found = measure(case, None)
@@ -96,19 +101,18 @@ def main() -> None:
         print(
             f"{case.name:28s} {case.shapes[0]!s:16s} {found['ours_s'] * 1e3:8.3f} ms  "
             f"{found['times_best']:6.2f} x {found['best_peer']:16s} "
-            f"(target {case.target})",
+            f"{found['times_first']:6.2f} x the first (target {case.target})  "
+            f"{found['share_of_copy']:.0%} of copy",
             flush=True,
         )
         gc.collect()
     found = {**report.circumstances(), "gpu": jax.devices()[0].device_kind}
-    found["command"] = "python benchmarks/gpu_order.py"
+    found["command"] = f"python benchmarks/{name}.py"
     found = {**found, "rounds": ROUNDS, "cases": results}
     if not wanted:
-        (report.RESULTS / "gpu_order.json").write_text(
-            json.dumps(found, indent=1) + "\n"
-        )
-        (report.RESULTS / "gpu_order.md").write_text(_table(found))
+        (report.RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+        (report.RESULTS / f"{name}.md").write_text(_table(found))
 
 
 if __name__ == "__main__":
-    main()
+    run("gpu_order", cases())

@@ -72,8 +72,17 @@ def as_array(op: str, value: Any) -> jax.Array:
     """An operand that is no tile, as a jax array.
 
     Raises:
-        TileTypeError: as `operand`.
+        TileTypeError: as `operand`; it is a tile.
     """
+    if is_tile(value):
+        raise TileTypeError(
+            message(
+                op,
+                expected="an array or a number",
+                got=f"a tile of shape {tuple(value.shape)}",
+                way_out="Pass its .array.",
+            )
+        )
     return jnp.asarray(operand(op, value))
 
 

@@ -21,6 +21,7 @@ from jaxtile._jax_private import align_varying
 from jaxtile.errors import TileTypeError, TileValueError, message
 from jaxtile.primitives._affine import affine_results, variables
 from jaxtile.primitives._bits import place_dtype
+from jaxtile.primitives._define import compile_time
 from jaxtile.primitives._functions import IN_JAX, attempt, require_pure
 from jaxtile.primitives._moves import bind_gather
 from jaxtile.primitives._scalar import as_closed
@@ -183,7 +184,7 @@ def _require_inside(op, closed, source, shape):
     ):
         return
     else:
-        with jax.ensure_compile_time_eval():
+        with compile_time():
             values = Link(closed, source)(_coordinates(shape))
             ranges = [(int(v.min()), int(v.max())) for v in values]
     for d, ((low, high), n) in enumerate(zip(ranges, source, strict=True)):

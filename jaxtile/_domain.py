@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxtile import formats
 from jaxtile._checks import integer, operand
+from jaxtile._jax_private import varying_axes
 from jaxtile._operators import is_tile
 from jaxtile._vectorise import Axis
 from jaxtile.dims import IndexSet
@@ -171,7 +172,7 @@ def trace_body(
         return bare(out, state), list(extra())
 
     index = jax.ShapeDtypeStruct((), np.int32)
-    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in state.leaves]
+    shapes = list(map(_struct, state.leaves))
 
     def tell():
         return (
@@ -184,6 +185,15 @@ def trace_body(
     require_pure(op, "a body", closed)
     _check_result(op, state, shapes, out)
     return closed
+
+
+def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a leaf, and the manual mesh axes along which it varies."""
+    aval = jax.typeof(leaf)
+    if not varying_axes(aval):
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    manual = dict(sharding=aval.sharding, manual_axis_type=aval.mat)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, **manual)
 
 
 def bare(out: Any, state: State) -> Any:

@@ -5,11 +5,13 @@ It hides what jax keeps private and what differs between 0.10.2, 0.11 and 0.12.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.backend
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import custom_partitioning as _partitioning
 from jax._src import custom_partitioning_sharding_rule as _rules
@@ -94,6 +96,13 @@ def no_mesh() -> Any:
     device = jax.sharding.get_abstract_mesh().abstract_device
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
     return jax.sharding.use_abstract_mesh(mesh)
+
+
+@contextlib.contextmanager
+def one_device() -> Iterator[None]:
+    """`no_mesh` where a kernel is traced in `shard_map`, on values without manual axes."""
+    with no_mesh(), _config._check_vma(False):
+        yield
 
 
 def _constrain(ctx, out, aval):

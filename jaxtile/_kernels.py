@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxtile import activations, catalogue, composite, elementwise, formats
+from jaxtile import activations, catalogue, elementwise, formats
 from jaxtile.casting import cast
 from jaxtile.contraction import mma
 from jaxtile.dims import Dim
-from jaxtile.kernels import Nest, kernel
+from jaxtile.kernels import Kernel, Nest, kernel
 from jaxtile.reduction import reduce
 
 # Rows of an instance of the kernels that work on rows.
@@ -49,7 +50,8 @@ def softmax(nest: Nest, x, y, *, block=_ROWS, width=None):
     rows, cols = nest.parallel(x.shape[0], block), Dim("cols")
     t = _wide(x.tile(rows, cols))
     e = elementwise.exp(t - reduce(t, cols, catalogue.maximum))
-    y.tile(rows, cols).store(cast(e / reduce(e, cols, catalogue.add), y.dtype))
+    scale = 1.0 / reduce(e, cols, catalogue.add)
+    y.tile(rows, cols).store(cast(e * scale, y.dtype))
 
 
 def _long_softmax(nest: Nest, x, y, block, width):
@@ -65,53 +67,84 @@ def _long_softmax(nest: Nest, x, y, block, width):
         more = reduce(elementwise.exp(t - high), cols.dim, catalogue.add)
         return high, s[1] * elementwise.exp(s[0] - high) + more
 
+    scale = 1.0 / state[1]
+
     @nest.pipeline(x.shape[1], width)
     def _(cols):
         e = elementwise.exp(_wide(x.tile(rows, cols)) - state[0])
-        y.tile(rows, cols).store(cast(e / state[1], y.dtype))
+        y.tile(rows, cols).store(cast(e * scale, y.dtype))
 
 
-def _of_rows(nest: Nest, x, block, width, init, step):
-    """The last state of a row's pieces, or of the row as one; and what walks them."""
+def _pieces(nest: Nest, x, block, width, init, step):
+    """The rows of an instance, the last state of their pieces, and what walks them."""
     rows = nest.parallel(x.shape[0], block)
-    if width is None:
-        cols = Dim("cols")
-        t = _wide(x.tile(rows, cols))
-        return rows, step(t, cols, None), lambda body: body(cols, t)
+    start = init(nest.zeros(rows, formats.accumulator(x.dtype)))
+    state = nest.pipeline(x.shape[1], width, init=start)(
+        lambda c, s: step(_wide(x.tile(rows, c)), c, s)
+    )
 
     def each(body):
         nest.pipeline(x.shape[1], width)(lambda c: body(c, _wide(x.tile(rows, c))))
 
-    start = init(nest.zeros(rows, formats.accumulator(x.dtype)))
-    state = nest.pipeline(x.shape[1], width, init=start)(
-        lambda c, s: step(_wide(x.tile(rows, c)), c.dim, s)
-    )
     return rows, state, each
 
 
 @kernel(out=_same, tuned=_BY_ROWS)
 def layer_norm(nest: Nest, x, weight, bias, y, *, eps, block=_ROWS, width=None):
-    def moments(t, dim, seen):
-        return reduce(t, dim, composite.welford, init=seen)
+    if width is not None:
+        return _long_layer_norm(nest, x, weight, bias, y, eps, block, width)
+    rows, cols = nest.parallel(x.shape[0], block), Dim("cols")
+    t, size = _wide(x.tile(rows, cols)), x.shape[1]
+    # A row at hand is read twice for nothing. The first mean is off by what a sum of large
+    # values loses; the mean of what it leaves, which is small, says by how much.
+    t = t - reduce(t, cols, catalogue.add) / size
+    more = reduce(t, cols, catalogue.add) / size
+    variance = reduce(t * t, cols, catalogue.add) / size - more * more
+    scale = elementwise.rsqrt(variance + eps)
+    out = (t - more) * scale * _wide(weight.tile(cols)) + _wide(bias.tile(cols))
+    y.tile(rows, cols).store(cast(out, y.dtype))
+
+
+def _long_layer_norm(nest: Nest, x, weight, bias, y, eps, block, width):
+    size = x.shape[1]
+
+    def moments(t, cols, seen):
+        mean, m2 = seen
+        count = jnp.minimum(size - cols.start, width).astype(t.dtype)
+        own = reduce(t, cols.dim, catalogue.add) / count
+        own_m2 = reduce((t - own) * (t - own), cols.dim, catalogue.add)
+        # Welford's merge: a piece weighs as much as its share of what has been seen.
+        share, gap = count / (cols.start + count), own - mean
+        return mean + gap * share, m2 + own_m2 + gap * gap * share * cols.start
 
     def start(zero):
-        return composite.Moments(zero, zero, zero)
+        return zero, zero
 
-    rows, m, each = _of_rows(nest, x, block, width, start, moments)
-    scale = elementwise.rsqrt(m.m2 / m.count + eps)
+    rows, (mean, m2), each = _pieces(nest, x, block, width, start, moments)
+    scale = elementwise.rsqrt(m2 / size + eps)
 
     @each
     def _(cols, t):
-        out = (t - m.mean) * scale * _wide(weight.tile(cols)) + _wide(bias.tile(cols))
+        out = (t - mean) * scale * _wide(weight.tile(cols)) + _wide(bias.tile(cols))
         y.tile(rows, cols).store(cast(out, y.dtype))
 
 
 @kernel(out=_same, tuned=_BY_ROWS)
 def rms_norm(nest: Nest, x, weight, y, *, eps, block=_ROWS, width=None):
-    def squares(t, dim, seen):
-        return reduce(t * t, dim, catalogue.add, init=seen)
+    if width is not None:
+        return _long_rms_norm(nest, x, weight, y, eps, block, width)
+    rows, cols = nest.parallel(x.shape[0], block), Dim("cols")
+    t = _wide(x.tile(rows, cols))
+    mean = reduce(t * t, cols, catalogue.add) / x.shape[1]
+    out = t * elementwise.rsqrt(mean + eps) * _wide(weight.tile(cols))
+    y.tile(rows, cols).store(cast(out, y.dtype))
 
-    rows, total, each = _of_rows(nest, x, block, width, lambda zero: zero, squares)
+
+def _long_rms_norm(nest: Nest, x, weight, y, eps, block, width):
+    def squares(t, cols, seen):
+        return seen + reduce(t * t, cols.dim, catalogue.add)
+
+    rows, total, each = _pieces(nest, x, block, width, lambda zero: zero, squares)
     scale = elementwise.rsqrt(total / x.shape[1] + eps)
 
     @each
@@ -119,7 +152,10 @@ def rms_norm(nest: Nest, x, weight, y, *, eps, block=_ROWS, width=None):
         y.tile(rows, cols).store(cast(t * scale * _wide(weight.tile(cols)), y.dtype))
 
 
-@kernel(out=lambda x, w, labels: jax.ShapeDtypeStruct(labels.shape, jnp.float32))
+@kernel(
+    out=lambda x, w, labels: jax.ShapeDtypeStruct(labels.shape, jnp.float32),
+    tuned={"reference": {"block": 4096}},
+)
 def cross_entropy(nest: Nest, x, w, labels, loss, *, block=512):
     rows, depth = nest.parallel(x.shape[0], 128), Dim("depth")
     t, label = x.tile(rows, depth).load(), labels.tile(rows).load()
@@ -143,7 +179,7 @@ def cross_entropy(nest: Nest, x, w, labels, loss, *, block=512):
 
 @kernel(
     out=lambda a, b, bias: jax.ShapeDtypeStruct((a.shape[0], b.shape[1]), a.dtype),
-    tuned={"triton": {"block": 128, "num_warps": 8}},
+    tuned={"reference": lambda a, b, bias: {"block": max(*a.shape, *b.shape)}},
 )
 def linear_gelu(nest: Nest, a, b, bias, y, *, block=128):
     m, n = nest.parallel(a.shape[0], block), nest.parallel(b.shape[1], block)
@@ -153,3 +189,23 @@ def linear_gelu(nest: Nest, a, b, bias, y, *, block=128):
         return mma(a.tile(m, k).load(), b.tile(k, n).load(), acc)
 
     y.tile(m, n).store(cast(activations.gelu(acc + _wide(bias.tile(n))), y.dtype))
+
+
+@functools.cache
+def scaled_matmul(dtype: Any) -> Kernel:
+    """The product of codes whose scales are [blocks of K, rows or columns]."""
+
+    @kernel(out=lambda a, b, *_: jax.ShapeDtypeStruct((a.shape[0], b.shape[1]), dtype))
+    def scaled_matmul(nest: Nest, a, b, left, right, y, *, block=128):
+        m, n = nest.parallel(a.shape[0], block), nest.parallel(b.shape[1], block)
+        zero, depth = nest.zeros((m, n), jnp.float32), a.shape[1] // left.shape[0]
+
+        @nest.pipeline(a.shape[1], depth, init=zero)
+        def acc(k, acc):
+            part = mma(a.tile(m, k).load(), b.tile(k, n).load(), zero)
+            scales = left.tile(k.blocks, m).load(), right.tile(k.blocks, n).load()
+            return acc + part * scales[0] * scales[1]
+
+        y.tile(m, n).store(cast(acc, y.dtype))
+
+    return scaled_matmul

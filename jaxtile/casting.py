@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jaxtile import formats
 from jaxtile._checks import operand
 from jaxtile._operators import is_tile
+from jaxtile.primitives._define import compile_time
 from jaxtile.primitives.bitcast import bitcast_p
 from jaxtile.primitives.cast import cast_p
 from jaxtile.tile import Tile
@@ -98,5 +99,5 @@ def bind_exact(bind: Callable[..., list], x: Any, *rest: Any) -> Any:
     if isinstance(x, Tracer) or x.dtype.itemsize < 8 or formats.x64_enabled():
         return bind(jnp.asarray(x), *rest)[0]
     # A constant: computed now, so that no 64-bit type enters a 32-bit computation.
-    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+    with compile_time(), jax.enable_x64(True):
         return bind(jnp.asarray(x), *rest)[0]

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from jaxtile import _attention, _kernels, _recurrence, formats
 from jaxtile._checks import as_array
+from jaxtile._scaled import quantized_matmul as quantized_matmul
+from jaxtile._scaled import scaled_matmul as scaled_matmul
 from jaxtile.errors import TileShapeError, message
 
 

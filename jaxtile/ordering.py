@@ -161,15 +161,19 @@ def argsort(
         >>> print(jt.argsort(jnp.array([0.0, -0.0, -1.0]), 0))
         [2 0 1]
     """
-    return sort(
-        x,
-        axis,
+    _rules("argsort", nan, ties)
+    descending = flag("argsort", "descending", descending)
+    array, place, _, _, dims = _taken("argsort", x, axis, None)
+    (index,) = bind_sort(
+        array,
+        axis=place,
         descending=descending,
         nan=nan,
-        ties=ties,
-        return_indices=True,
-        implementation=implementation,
-    ).indices
+        indices=True,
+        values=False,
+        implementation=backends.asked("argsort", implementation),
+    )
+    return index if dims is None else Tile(index, dims)
 
 
 def topk(

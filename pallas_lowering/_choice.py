@@ -24,8 +24,11 @@ def refusal(
     return _registry.BACKENDS[name].why_not_whole(primitive, *avals, **params)
 
 
-def _elsewhere(name: str, platform: str) -> str | None:
+def elsewhere(name: str, platform: str) -> str | None:
     """Why a backend's kernels do not run on a platform's devices, or None."""
+    load_all()
+    if name in _registry.FAILED:
+        return _registry.FAILED[name]
     if name in SERVES.get(platform, ()):
         return _registry.BACKENDS[name].hooks.unavailable()
     mine = next(p for p, names in SERVES.items() if name in names)
@@ -57,7 +60,7 @@ def decide(
     chosen, reasons = name, {}
     for each in names:
         reason = refusal(primitive, each, avals, params)
-        reason = reason or _elsewhere(each, platform) or misplaced
+        reason = reason or elsewhere(each, platform) or misplaced
         if reason is None and name is None:
             kernel = _registry.BACKENDS[each].wholes[primitive]
             reason = kernel.slower(*avals, **params)

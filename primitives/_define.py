@@ -191,6 +191,13 @@ def lowered_on(platform: str) -> Iterator[None]:
         PLATFORM.reset(token)
 
 
+@contextlib.contextmanager
+def compile_time() -> Iterator[None]:
+    """What the block computes is known while tracing, in `shard_map` too."""
+    with _jax_private.no_mesh(), jax.ensure_compile_time_eval():
+        yield
+
+
 def _on(home: str, fn: Callable[..., list], **known) -> Callable[..., list]:
     def run(*args, **params):
         with lowered_on(home):

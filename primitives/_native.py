@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from jaxtile.policy import Kind, Transform
-from jaxtile.primitives import _order
+from jaxtile.primitives import _best, _order
 from jaxtile.primitives._define import PLATFORM
 from jaxtile.primitives._fold import collapse
 
@@ -151,7 +151,7 @@ def ranked(spec, x, axes, platform):
     """The best few with their source indices; places beyond the elements are empty."""
     x = collapse(x, axes)
     k = len(spec.states) // 2
-    index = _order.best(x, spec.reducer.order, min(k, x.shape[-1]), platform)
+    index = _best.best(x, spec.reducer.order, min(k, x.shape[-1]), platform)
     found = [_order.take(x, index), index.astype(spec.index)]
     empty = spec.identity(index.shape[:-1])
     return [

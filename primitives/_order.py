@@ -18,9 +18,6 @@ import numpy as np
 from jax import lax
 
 NAN_RULES = ("last", "first", "largest", "smallest")
-_LARGEST_BLOCK_ON_CPU = (
-    32  # XLA unrolls a minor reduction of up to 32, and vectorises it
-)
 
 
 class Order(NamedTuple):
@@ -149,52 +146,6 @@ def ranked(x, order: Order, platform: str):
         return value_of(bits, x.dtype)
 
     return lax.cond(doubtful, exact, undone, keys)
-
-
-def best(x, order: Order, k: int, platform: str):
-    """The source indices of the first k values in stable order, 0 < k <= n."""
-    return _best(x, lambda v: keys_of(v, order), k, platform)
-
-
-def _best(x, keys, k, platform):
-    n = x.shape[-1]
-    if (3 if platform == "cpu" else 8) * k >= n:
-        return permutation(keys(x), platform)[..., :k]
-    size = _block(n, k, platform)
-    if n // size + (k + 1) * size > n // 2:
-        return _few(keys(x), k, platform)
-    # Each of the k blocks with the best heads has an element before everything in any
-    # other block: its head, or with the same head the one in the earlier block.
-    count = n // size
-    blocks = x[..., : count * size].reshape(*x.shape[:-1], count, size)
-    heads = jnp.min(keys(blocks), -1)
-    found = _best(heads, lambda v: v, k, platform)
-    found = lax.sort(found, dimension=found.ndim - 1)  # candidates in source order
-    rows = jnp.take_along_axis(blocks, found[..., None], -2, mode="promise_in_bounds")
-    rows = rows.reshape(*x.shape[:-1], k * size)
-    rest = x[..., count * size :]
-    some = _few(keys(lax.concatenate([rows, rest], x.ndim - 1)), k, platform)
-    inside = jnp.minimum(some // size, k - 1)
-    block = take(found, inside)
-    place = block * size + some % size
-    return jnp.where(some < k * size, place, some - k * size + count * size)
-
-
-def _block(n, k, platform):
-    size = 1 << max(3, int(np.sqrt(n / k)).bit_length() - 1)
-    return min(size, _LARGEST_BLOCK_ON_CPU) if platform == "cpu" else size
-
-
-def _few(keys, k, platform):
-    """The first k without looking for blocks first."""
-    if platform != "cpu" or keys.dtype.itemsize == 8:
-        return permutation(keys, platform)[..., :k]
-    # XLA's CPU has a partial sort of float32 in the total order of their bits, lower
-    # indices first: the floats here are those of the keys' rank, the best one largest.
-    rank = ~keys.astype(jnp.uint32)
-    top = np.uint32(1 << 31)
-    bits = jnp.where(rank >= top, rank ^ top, ~rank)
-    return lax.top_k(lax.bitcast_convert_type(bits, jnp.float32), k)[1]
 
 
 def take(x, index, wanted=None):

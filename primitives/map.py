@@ -26,7 +26,7 @@ from jax import core
 
 from jaxtile import _jax_private, formats
 from jaxtile.errors import NoDerivativeError, TileShapeError, TileTypeError, message
-from jaxtile.primitives._define import Out, define, zero_tangent
+from jaxtile.primitives._define import Out, compile_time, define, zero_tangent
 from jaxtile.primitives._functions import IN_JAX, attempt, require_pure
 from jaxtile.primitives._scalar import as_closed, evaluate, inner_jaxpr, trace
 from jaxtile.primitives.map_linear import (
@@ -328,7 +328,7 @@ def _constant_entries(fn, primals) -> dict[int, float]:
         k for k, v in enumerate(jaxpr.outvars) if k not in fixed and v not in varying
     ]
     if rest:
-        with jax.ensure_compile_time_eval():
+        with compile_time():
             values = evaluate(fn, *(jnp.zeros((), v.dtype) for v in avals))
             fixed.update({k: float(values[k]) for k in rest})
     return fixed

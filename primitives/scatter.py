@@ -21,7 +21,7 @@ from jax.interpreters import ad
 
 from jaxtile.errors import TileShapeError, TileTypeError, message
 from jaxtile.policy import Kind
-from jaxtile.primitives import _fold, _native, _segments
+from jaxtile.primitives import _fold, _native, _segments, _trees
 from jaxtile.primitives._define import Out, define
 from jaxtile.primitives._moves import (
     before,
@@ -129,10 +129,10 @@ def _sorted_state(
             return _fold.pick(seen, state, init), None
         return state, seen
     state = spec.lift(leaves)
-    if _segments.packs(runs, n):
-        return _segments.packed_trees(spec, state, runs), seen
+    if _trees.packs(runs, n):
+        return _trees.packed_trees(spec, state, runs), seen
     if n > 1:
-        state = _segments.trees(spec, state, runs)
+        state = _trees.trees(spec, state, runs)
     return _segments.at_place(state, runs.start, runs), seen
 
 

@@ -29,6 +29,7 @@ def bind_sort(
     descending=False,
     nan="last",
     indices=False,
+    values=True,
     implementation=None,
 ):
     """Bind `sort_p`.
@@ -40,10 +41,11 @@ def bind_sort(
         descending: large values first.
         nan: "last", "first", "largest" or "smallest".
         indices: also give the source indices, after the values.
+        values: give the values; where nobody wants them a kernel moves less.
         implementation: None picks what runs it; a name insists.
 
     Returns:
-        The values, the indices if asked for, and the payload leaves.
+        The values and the indices, if asked for, and the payload leaves.
     """
     return sort_p.bind(
         x,
@@ -51,36 +53,40 @@ def bind_sort(
         axis=axis,
         order=_order.Order(descending, nan),
         indices=indices,
+        values=values,
         implementation=implementation,
     )
 
 
-def _abstract(x, *payload, axis, order, indices):
+def _abstract(x, *payload, axis, order, indices, values):
     check_ranked("sort", x, payload, axis, order)
     dims = tuple(range(x.ndim))
     index = _order.index_dtype(x.shape[axis])
     outs = [Out(x.shape, v.dtype, dims) for v in (x, *payload)]
-    return [outs[0], *[Out(x.shape, index, dims)] * indices, *outs[1:]]
+    return wanted([outs[0], Out(x.shape, index, dims), *outs[1:]], indices, values)
 
 
-def _reference(x, *payload, axis, order, indices, platform=""):
+def wanted(outs: list, indices: bool, values: bool) -> list:
+    """Of the values, the indices and the payload what was asked for."""
+    return [*outs[:1] * values, *outs[1:2] * indices, *outs[2:]]
+
+
+def _reference(x, *payload, axis, order, indices, values, platform=""):
     x, *payload = (jnp.moveaxis(v, axis, -1) for v in (x, *payload))
     if not (indices or payload):
         outs = [_order.ranked(x, order, platform)]
     else:
         index = _order.permutation(_order.keys_of(x, order), platform)
-        outs = [_order.take(v, index) for v in (x, *payload)]
-        outs[1:1] = [index] * indices
+        moved = [_order.take(v, index) for v in (x, *payload)]
+        outs = wanted([moved[0], index, *moved[1:]], indices, values)
     return [jnp.moveaxis(v, -1, axis) for v in outs]
 
 
-def _jvp(primals, tangents, *, indices, axis, **params):
-    outs = sort_p.bind(*primals, indices=True, axis=axis, **params)
+def _jvp(primals, tangents, *, indices, values, axis, **params):
+    outs = sort_p.bind(*primals, indices=True, values=True, axis=axis, **params)
     sources = [tangents[0], None, *tangents[1:]]
     dy = moved(sources, outs, outs[1], axis)
-    if not indices:
-        del outs[1], dy[1]
-    return outs, dy
+    return wanted(outs, indices, values), wanted(dy, indices, values)
 
 
 def _batch(args, dims, *, axis, **params):

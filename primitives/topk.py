@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
-from jaxtile.primitives import _order
+from jaxtile.primitives import _best, _order
 from jaxtile.primitives._define import Out, define, new_primitive
 from jaxtile.primitives._operands import batch_fibres
 from jaxtile.primitives._ranked import check_ranked, moved
@@ -110,7 +110,7 @@ def _reference(x, *rest, axis, k, order, counted, platform=""):
     shape = (*values[0].shape[:-1], k)
     index = jnp.zeros(shape, _order.index_dtype(x.shape[axis]))
     if index.size:
-        index = _order.best(values[0], order, k, platform)
+        index = _best.best(values[0], order, k, platform)
     wanted = None
     if counted:
         place = lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)

@@ -12,7 +12,8 @@ import jaxtile as jt
 import targets
 from folds import same_derivatives
 from jaxtile import _attention, _kernels, _recurrence
-from jaxtile.errors import TileValueError, UnsupportedOnBackend
+from jaxtile.errors import TileShapeError, TileValueError, UnsupportedOnBackend
+from jaxtile.pallas_lowering import SERVES
 
 RNG = np.random.default_rng(17)
 
@@ -23,6 +24,11 @@ def _f32(*shape):
 
 def _words(*shape, top):
     return jnp.asarray(RNG.integers(0, top, shape), jnp.int32)
+
+
+def _scaled(m, k, n, groups):
+    a, b = (jt.quantize(_f32(*shape), "float8_e4m3fn") for shape in ((m, k), (k, n)))
+    return a, b, jnp.exp(_f32(groups, m)), jnp.exp(_f32(groups, n))
 
 
 CALLS = {
@@ -56,6 +62,11 @@ CALLS = {
     "linear_gelu": (
         _kernels.linear_gelu,
         lambda: (_f32(20, 40), _f32(40, 19), _f32(19)),
+        {"block": 16},
+    ),
+    "scaled_matmul": (
+        _kernels.scaled_matmul(jnp.float32),
+        lambda: _scaled(20, 96, 19, 4),
         {"block": 16},
     ),
 }
@@ -113,6 +124,11 @@ _TPU = {
         lambda: (_f32(200, 200), _f32(200, 256), _f32(256)),
         {},
     ),
+    "scaled_matmul": (
+        _kernels.scaled_matmul(jnp.float32),
+        lambda: _scaled(200, 384, 256, 3),
+        {},
+    ),
 }
 
 
@@ -124,6 +140,8 @@ def test_blocks_of_a_grid_agree_with_plain_jax(name, monkeypatch):
     want = kernel(*args, **config)
     interpreted = functools.partial(pl.pallas_call, interpret=True)
     monkeypatch.setattr("jaxtile.kernels.blocks.pl.pallas_call", interpreted)
+    anywhere = "jaxtile.pallas_lowering._choice.elsewhere"
+    monkeypatch.setattr(anywhere, lambda name, platform: None)
     got = jax.jit(lambda *v: kernel(*v, implementation="tpu", **config))(*args)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
@@ -162,6 +180,28 @@ def test_windows_points_and_blocks_that_are_no_power_of_two():
         for name in ("reference", "interpret"):
             got = turned(x, block=block, implementation=name)
             np.testing.assert_array_equal(got, want)
+
+
+@jt.kernel(out=lambda x, tops: (x, tops))
+def levelled(nest, x, tops, y, top):
+    """Each block less its maximum, and the maxima of both sorts of blocks."""
+    r, c = nest.parallel(x.shape[0], 8), nest.parallel(x.shape[1], 128)
+    t = x.tile(r, c).load() - tops.tile(r.blocks, c.blocks).load()
+    y.tile(r, c).store(t)
+    top.tile(r.blocks, c.blocks).store(jt.reduce(t, (r.dim, c.dim), jt.maximum))
+
+
+def test_an_axis_of_one_coordinate_for_each_block():
+    x, tops = _f32(20, 200), _f32(3, 2)
+    wide = np.repeat(np.repeat(tops, 8, 0)[:20], 128, 1)[:, :200]
+    want = np.asarray(x) - wide
+    most = [[want[i : i + 8, j : j + 128].max() for j in (0, 128)] for i in (0, 8, 16)]
+    for name in ("reference", "interpret"):
+        y, top = levelled(x, tops, implementation=name)
+        np.testing.assert_array_equal(y, want)
+        np.testing.assert_array_equal(top, most)
+    with pytest.raises(TileShapeError, match=r"size 4; got the blocks of .* over 3"):
+        levelled(x, _f32(4, 2))
 
 
 def test_derivatives_and_batches_of_a_pallas_kernel():
@@ -221,3 +261,30 @@ def test_what_runs_it():
     assert {e.place for e in report} == {"in kernel: interpret"}
     with pytest.raises(TileValueError, match="implementation in .*got 'mosaic_gpu'"):
         _kernels.softmax(x, implementation="mosaic_gpu")
+
+
+@pytest.mark.parametrize("name", ["triton", "tpu"])
+def test_a_platform_that_a_kernel_is_not_for(name):
+    """It is refused when lowered, so that a kernel for elsewhere can be lowered here."""
+    x = jnp.zeros((8, 128))
+    call = lambda x: _kernels.softmax(x, implementation=name)  # noqa: E731
+    home = next(p for p, names in SERVES.items() if name in names)
+    sentence = (
+        f"softmax: expected to run where {name} does; got implementation='{name}': it "
+        f'runs on {home}, not on cpu. Use implementation=None or "reference"; "interp'
+    )
+    slope = jax.grad(lambda x: call(x).sum())
+    batched = lambda x: jax.vmap(call)(x[None])  # noqa: E731
+    for run in (call, jax.jit(call), batched, slope):
+        with pytest.raises(UnsupportedOnBackend, match=sentence):
+            run(x)
+    assert jax.eval_shape(call, x).shape == x.shape
+    device = (
+        ("NVIDIA H200", 132, "gpu") if name == "triton" else ("TPU v5 lite", 1, "tpu")
+    )
+    with targets.mesh(*device):
+        text = targets.lowered(call, [targets.spec(x.shape)], home).as_text()
+        assert ("triton" if name == "triton" else "tpu_custom_call") in text
+        other = "tpu" if name == "triton" else "cuda"
+        with pytest.raises(UnsupportedOnBackend, match=f"not on {other}"):
+            targets.lowered(call, [targets.spec(x.shape)], other)

@@ -7,7 +7,7 @@ import pytest
 
 import jaxtile as jt
 from folds import same_derivatives
-from jaxtile.errors import TileShapeError
+from jaxtile.errors import TileShapeError, TileTypeError
 
 RNG = np.random.default_rng(3)
 
@@ -211,4 +211,17 @@ def test_shapes_that_do_not_fit():
         (lambda: jt.nn.linear_gelu(x, x, one), r"b of shape \(3, columns\)"),
     ):
         with pytest.raises(TileShapeError, match=match):
+            call()
+
+
+def test_tiles_are_no_operands():
+    x = jt.tile(jnp.ones((2, 2)), jt.dims("rows cols"))
+    for call in (
+        lambda: jt.nn.softmax(x),
+        lambda: jt.nn.rms_norm(jnp.ones((2, 2)), x),
+        lambda: jt.nn.quantized_matmul(x, x),
+    ):
+        with pytest.raises(
+            TileTypeError, match=r"got a tile of shape \(2, 2\).*\.array"
+        ):
             call()

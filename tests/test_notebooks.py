@@ -23,7 +23,7 @@ def _read(path):
 
 
 def test_notebooks_are_found():
-    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04"]
+    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05"]
 
 
 @each_notebook

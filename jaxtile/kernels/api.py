@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jaxtile import backends
 from jaxtile._checks import arguments, as_array, flag, function
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileTypeError, message
-from jaxtile.kernels import derivative, realisations
+from jaxtile.kernels import derivative, meshes, realisations
 from jaxtile.primitives._define import REFERENCE
 from jaxtile.tile import Tile, tile
 
@@ -124,22 +124,28 @@ class Kernel:
             calls[name] = self._configured(name, config.values, structs)
 
         def run(*operands):
-            pairs = [(v.array, v.dims) if is_tile(v) else (v, None) for v in operands]
-            arrays = realisations.run(implementation, calls, pairs, results)
+            arrays = realisations.run(implementation, calls, _pairs(operands), results)
             found = [
                 v if dims is None else Tile(v, dims)
                 for v, (_, dims) in zip(arrays, results, strict=True)
             ]
             return jax.tree.unflatten(tree, found)
 
-        if rule is None:
-            return run(*operands)
-        return rule.attach(run, (implementation, config.values), operands, out)
+        def whole(*operands):
+            if rule is None:
+                return run(*operands)
+            return rule.attach(run, (implementation, config.values), operands, out)
+
+        plainly = calls[REFERENCE]
+        return meshes.on_explicit_axes(
+            whole, plainly, operands, _pairs(operands), results
+        )
 
     def _configured(self, name: str, config: dict, structs: list) -> realisations.Call:
         """The body with the keyword arguments of a realisation."""
         tuned = self.tuned.get(name, {})
-        every = {**(tuned(*structs) if callable(tuned) else tuned), **config}
+        tuned: Any = tuned(*structs) if callable(tuned) else tuned
+        every = {**tuned, **config}
         launch = {k: every.pop(k) for k in LAUNCH if k in every}
         body = functools.partial(self.body, **every)
         return realisations.Call(self.name, body, launch)
@@ -183,6 +189,11 @@ def _settled(op: str, fn: Callable) -> Callable:
             return fn(*args, **config)
 
     return kernel if isinstance(fn, Kernel) else plain
+
+
+def _pairs(operands: Sequence) -> list[tuple[Any, Any]]:
+    """The array, and the dims or None, of each operand."""
+    return [(v.array, v.dims) if is_tile(v) else (v, None) for v in operands]
 
 
 def _struct_of(value: Any) -> Any:

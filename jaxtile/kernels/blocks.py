@@ -88,7 +88,7 @@ def key_of(
 
     def cut(part: Part):
         if part.handle is not None and part.handle in parallel:
-            return parallel.index(part.handle), part.handle.block
+            return parallel.index(part.handle), part.dim and part.handle.block
         if part.handle is not None or part.whole:
             count = part.handle.count * part.size if part.handle else part.size
             return -1, max(count, part.extent)

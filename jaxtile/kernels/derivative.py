@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxtile._checks import as_array
+from jaxtile._jax_private import align_varying
 from jaxtile._join import spell
 from jaxtile._operators import is_tile
 from jaxtile.errors import TileShapeError, TileTypeError, message
@@ -43,20 +44,37 @@ class Rule(NamedTuple):
             operands: arrays and tiles.
             out: the results' structure.
         """
+        operands = _varying(
+            list(operands), operands
+        )  # shared ones get sums of cotangents
         wanted = [_cotangent_of(v) for v in operands]
 
+        def primal(*operands):
+            return _varying(run(*operands), operands)
+
         def forward(*operands):
-            return _pair(self.op, self.fwd(*settings, *operands), out)
+            results, residuals = _pair(self.op, self.fwd(*settings, *operands), out)
+            return _varying(results, operands), residuals
 
         def backward(residuals, cotangents):
             found = self.bwd(*settings, residuals, cotangents)
-            return _cotangents(self.op, found, wanted)
+            return _varying(_cotangents(self.op, found, wanted), taken(cotangents))
 
         if self.forward_mode:
-            return tangent.attach(run, forward, backward, operands)
-        kernel = jax.custom_vjp(run)
+            return tangent.attach(primal, forward, backward, operands)
+        kernel = jax.custom_vjp(primal)
         kernel.defvjp(forward, backward)
         return kernel(*operands)
+
+
+def _varying(tree: Any, like: Any) -> Any:
+    """A pytree whose arrays vary along every manual mesh axis that one of `like`'s does."""
+    leaves, structure = jax.tree.flatten(tree)
+    given = [k for k, v in enumerate(leaves) if getattr(v, "dtype", _ZERO) != _ZERO]
+    aligned = align_varying([leaves[k] for k in given] + jax.tree.leaves(like))
+    for k, v in zip(given, aligned, strict=False):
+        leaves[k] = v
+    return jax.tree.unflatten(structure, leaves)
 
 
 def taken(value: Any) -> list:

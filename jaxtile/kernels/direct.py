@@ -18,8 +18,9 @@ from jax.experimental import pallas as pl
 
 from jaxtile import _edges
 from jaxtile._domain import as_state, bare
+from jaxtile._jax_private import align_varying
 from jaxtile.errors import UnsupportedOnBackend, message
-from jaxtile.kernels import plain
+from jaxtile.kernels import launches, plain
 from jaxtile.kernels.handles import Handle, Part
 from jaxtile.kernels.nest import Nest
 from jaxtile.kernels.views import TileRef
@@ -180,7 +181,12 @@ def mask_of(parts: Sequence[Part]) -> Any:
 
 
 def run(
-    launch: Callable, name: str, call: Callable, operands: Sequence, results: Sequence
+    launch: Callable,
+    name: str,
+    call: Callable,
+    operands: Sequence,
+    results: Sequence,
+    backend: str | None = None,
 ) -> list:
     """The results of a kernel, as `plain.run` has them; so are its derivatives.
 
@@ -188,11 +194,15 @@ def run(
         launch: `(name, call, operands, results, engine, arrays) -> [array]`, where the
             engine has traced the body once.
         name, call, operands, results: as of `plain.run`.
+        backend: which runs it; None is one of any platform.
     """
     engine, _ = plain.trace(name, call, operands, results)
 
-    def fast(*arrays):
+    def launched(*arrays):
         return launch(name, call, operands, results, engine, arrays)
+
+    def fast(*arrays):
+        return launches.bind(launched, arrays, name, backend)
 
     def again(*arrays):
         return plain.run(name, call, with_dims(arrays, operands), results)
@@ -210,7 +220,9 @@ def differentiable(fast: Callable, again: Callable) -> Callable:
     kernel = jax.custom_jvp(fast)
 
     def tangent(primals, tangents):
-        return kernel(*primals), jax.jvp(again, primals, tangents)[1]
+        tangents_out = jax.jvp(again, primals, tangents)[1]
+        varying = align_varying([*tangents_out, *primals])[: len(tangents_out)]
+        return kernel(*primals), varying
 
     kernel.defjvp(tangent)
     return kernel

@@ -82,12 +82,23 @@ class Handle:
             return self.extent
         return jnp.minimum(self.start + self.block, self.extent)
 
+    @property
+    def blocks(self) -> BlockNumber:
+        """Its block's number, as the coordinate along an axis of one for each block."""
+        return BlockNumber(self)
+
     def edge(self) -> _edges.Edge:
         """Its block, for ops along its dim."""
         return _edges.Edge(self.lanes, self.start, self.end, self.ragged)
 
     def __repr__(self) -> str:
         return f"{self.kind} {self.dim!r}"
+
+
+class BlockNumber(NamedTuple):
+    """The number of a nest's block: `Handle.blocks` gives it."""
+
+    handle: Handle
 
 
 class Window(NamedTuple):

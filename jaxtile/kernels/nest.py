@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from jaxtile import _edges, regions
 from jaxtile._checks import flag, function, integer, is_index
-from jaxtile._operators import is_tile
 from jaxtile._domain import as_state, bare
+from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, message
 from jaxtile.kernels.handles import Handle
@@ -321,7 +321,7 @@ def _bounds(op: str, handle: Handle, start: Any, stop: Any) -> tuple[Any, Any] |
         return None
     found = []
     for value, end in ((start, 0), (stop, handle.extent)):
-        value = value.array if is_tile(value) else value
+        value = getattr(value, "array", value) if is_tile(value) else value
         if value is not None and not is_index(value):
             raise TileTypeError(
                 message(

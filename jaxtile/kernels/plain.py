@@ -14,6 +14,7 @@ from jax import lax
 from jaxtile import _edges
 from jaxtile._domain import Domain, as_state, trace_body
 from jaxtile._graph import graph_of
+from jaxtile._jax_private import align_varying
 from jaxtile._vectorise import Axis, at_once, at_one, constant_parts
 from jaxtile.errors import TileShapeError, TileTypeError, message
 from jaxtile.kernels.handles import Handle, Part
@@ -131,6 +132,9 @@ class Plain:
 
     def loop(self, op: str, handle: Handle, run: Callable, body: Callable, init: Any):
         state = as_state(op, init)
+        # In shard_map a state varies where an operand does, from its first value on.
+        varying = align_varying([*state.leaves, *self.arrays])
+        state = state._replace(leaves=varying[: len(state.leaves)])
         domain = Domain((Axis(handle.count),), lambda places: places[0])
         outer, self.stores = self.stores, []
         self.depth += 1
@@ -142,18 +146,9 @@ class Plain:
         try:
             closed = trace_body(op, step, domain, state, self._stored)
             inner = self.stores
-            if inner and handle.bounds is not None:
-                raise TileShapeError(
-                    message(
-                        op,
-                        expected="a body without stores, where start or stop bounds it",
-                        got="one that stores",
-                        way_out="Store in a loop over the whole axis, masked by jt.ite: "
-                        "what no block stores has no value.",
-                    )
-                )
         finally:
             self.stores, self.depth = outer, self.depth - 1
+        _check_bounded(op, handle, inner)
         graph = graph_of(closed, 1, open_maps=False)
         known = constant_parts(graph)
 
@@ -161,18 +156,30 @@ class Plain:
         @functools.partial(jax.checkpoint, prevent_cse=False)
         def advance(carry, index):
             outs = at_one(graph.results, [index], carry, known)
-            return outs[: len(carry)], outs[len(carry) :]
+            state = align_varying([*outs[: len(carry)], *carry])[: len(carry)]
+            return state, outs[len(carry) :]
 
         places = jnp.arange(handle.count, dtype=jnp.int32)
-        last, stored = lax.scan(
-            advance, state.leaves, places, reverse=handle.backward
-        )
+        last, stored = lax.scan(advance, state.leaves, places, reverse=handle.backward)
         for s, value in zip(inner, stored, strict=True):
             self.stores.append(s._replace(value=value, loops=(handle, *s.loops)))
         return state.whole(last)
 
     def _stored(self) -> list:
         return [s.value for s in self.stores]
+
+
+def _check_bounded(op: str, handle: Handle, stores: Sequence) -> None:
+    if stores and handle.bounds is not None:
+        raise TileShapeError(
+            message(
+                op,
+                expected="a body without stores, where start or stop bounds it",
+                got="one that stores",
+                way_out="Store in a loop over the whole axis, masked by jt.ite: what no "
+                "block stores has no value.",
+            )
+        )
 
 
 def window(x: Any, axis: int, part: Part, fill: Any) -> Any:

@@ -34,7 +34,8 @@ def _direct(interpret: bool) -> Callable[..., list]:
         from jaxtile.kernels import direct
 
         launch = functools.partial(direct.launch, interpret, call.launch)
-        return direct.run(launch, call.name, call.body, *args)
+        where = None if interpret else "triton"
+        return direct.run(launch, call.name, call.body, *args, backend=where)
 
     return run
 
@@ -42,7 +43,7 @@ def _direct(interpret: bool) -> Callable[..., list]:
 def _tpu(call: Call, *args: Any) -> list:
     from jaxtile.kernels import blocks, direct
 
-    return direct.run(blocks.launch, call.name, call.body, *args)
+    return direct.run(blocks.launch, call.name, call.body, *args, backend="tpu")
 
 
 def _plain(call: Call, *args: Any) -> list:

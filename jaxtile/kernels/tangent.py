@@ -33,18 +33,11 @@ def attach(run: Callable, forward: Callable, backward: Callable, operands: Seque
     kernel = jax.custom_jvp(run)
 
     def rule(primals, tangents):
-        if any(map(_explicit, jax.tree.leaves(primals))):
-            # An explicit mesh says how each op of the plain form is sharded.
-            return jax.jvp(run, primals, tangents)
         results, residuals = forward(*primals)
         return results, _tangents(run, backward, primals, tangents, results, residuals)
 
     kernel.defjvp(rule)
     return kernel(*operands)
-
-
-def _explicit(x: Any) -> bool:
-    return any(_jax_private.sharding_spec(jax.typeof(x)))
 
 
 def _tangents(run, backward, primals, tangents, results, residuals):
@@ -76,14 +69,10 @@ def _tangents(run, backward, primals, tangents, results, residuals):
             jax.tree.map(jnp.zeros_like, p) if ct is None else ct
             for p, ct in zip(primals, found, strict=True)
         ]
-        return [
-            v for v, w in zip(jax.tree.leaves(whole), inexact, strict=True) if w
-        ]
+        return [v for v, w in zip(jax.tree.leaves(whole), inexact, strict=True) if w]
 
     dots = [v for v, w in zip(moving, inexact, strict=True) if w]
-    shapes = tuple(
-        (v.shape, v.dtype) for v, w in zip(outs, pushed, strict=True) if w
-    )
+    shapes = tuple((v.shape, v.dtype) for v, w in zip(outs, pushed, strict=True) if w)
     values = _jax_private.align_varying([*given, *dots])
     params = {"push": push, "pull": pull, "known": len(given), "outs": shapes}
     found = tangent_p.bind(*values, **params)
@@ -112,8 +101,10 @@ def _jvp(primals, tangents, *, push, **params):
 
 def _transpose(cts, *values, pull, known, outs, **params):
     wanted = [ad.is_undefined_primal(v) for v in values]
-    given = [jnp.zeros(s, d) if type(c) is ad.Zero else c
-             for c, (s, d) in zip(cts, outs, strict=True)]
+    given = [
+        jnp.zeros(s, d) if type(c) is ad.Zero else c
+        for c, (s, d) in zip(cts, outs, strict=True)
+    ]
     found = pull(*values[:known], *given)
     return [None] * known + [
         v if w else None for v, w in zip(found, wanted[known:], strict=True)

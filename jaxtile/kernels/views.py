@@ -14,13 +14,13 @@ from jaxtile._join import distinct, spell
 from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
-from jaxtile.kernels.handles import Handle, Part, Window
+from jaxtile.kernels.handles import BlockNumber, Handle, Part, Window
 from jaxtile.reducers import Reducer
 from jaxtile.tile import Tile
 
 _WAYS = (
-    "Give each axis a handle of a nest, a Dim for all of it, an integer for one "
-    "coordinate, or a jt.Window."
+    "Give each axis a handle of a nest, its .blocks, a Dim for all of it, an integer for "
+    "one coordinate, or a jt.Window."
 )
 
 
@@ -45,8 +45,9 @@ class View:
 
         Args:
             *where: for each axis in order a handle (its block; its coordinate where it has
-                no block), a `Dim` (all of the axis), an integer (that coordinate) or a
-                `jt.Window` (an explicit range).
+                no block), `handle.blocks` (the coordinate of its block along an axis
+                that has one for each), a `Dim` (all of the axis), an integer (that
+                coordinate) or a `jt.Window` (an explicit range).
             bounds: what `load` gives outside of the array: "zero", a reducer for its
                 identity, or "error", which refuses a tile that may reach outside.
                 Reductions along a ragged block skip what lies outside in any case.
@@ -95,6 +96,10 @@ class View:
             dim = None if where.block is None else where.dim
             size = 1 if where.block is None else where.lanes
             return Part(dim, where.start, size, extent, where.end, where, where.ragged)
+        if isinstance(where, BlockNumber):
+            handle = where.handle
+            self._check_size(axis, f"the blocks of {handle!r}", handle.count)
+            return Part(None, handle.index, 1, extent, extent, handle, False)
         lanes = self._engine.lanes
         if isinstance(where, Window):
             start, size = where.start, lanes(where.size)
@@ -116,17 +121,20 @@ class View:
             )
         )
 
-    def _check_handle(self, axis: int, handle: Handle) -> None:
+    def _check_size(self, axis: int, what: str, size: int) -> None:
         extent = self.shape[axis]
-        if handle.extent != extent:
+        if size != extent:
             raise TileShapeError(
                 message(
                     f"{self.name}.tile",
                     expected=f"a handle over axis {axis}, of size {extent}",
-                    got=f"{handle!r} over {handle.extent}",
+                    got=f"{what} over {size}",
                     way_out="Make a nest over this axis, or cut a jt.Window.",
                 )
             )
+
+    def _check_handle(self, axis: int, handle: Handle) -> None:
+        self._check_size(axis, repr(handle), handle.extent)
         if self.dims is not None and handle.dim not in (self.dims[axis],):
             named = handle.dim in self.dims
             if named:

@@ -20,11 +20,17 @@ from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 _LEVELS = 5  # of 32 lanes
 
 
+# An extreme of 64 bits is a comparison of its own, in two instructions: there one serves
+# both results.
+
+
 def _ordered(values: list, a: int, b: int) -> None:
-    values[a], values[b] = (
-        arith.minui(values[a], values[b]),
-        arith.maxui(values[a], values[b]),
-    )
+    x, y = values[a], values[b]
+    if x.type.width <= 32:
+        values[a], values[b] = arith.minui(x, y), arith.maxui(x, y)
+        return
+    less = arith.cmpi(arith.CmpIPredicate.ult, x, y)
+    values[a], values[b] = arith.select(less, x, y), arith.select(less, y, x)
 
 
 def _merge_in_lane(values: Sequence[ir.Value], size: int) -> list[ir.Value]:
@@ -52,12 +58,14 @@ def _sort_in_lane(values: Sequence[ir.Value]) -> list[ir.Value]:
 
 def _with_lane(values, others, upper) -> list[ir.Value]:
     """The lower lane keeps the smaller of each pair."""
-    found = []
-    for mine, other in zip(values, others, strict=True):
-        # One comparison, where a maximum and a minimum were two.
-        less = arith.cmpi(arith.CmpIPredicate.ult, mine, other)
-        found.append(arith.select(arith.xori(less, upper), mine, other))
-    return found
+    return [_kept(a, b, upper) for a, b in zip(values, others, strict=True)]
+
+
+def _kept(mine, other, upper):
+    if mine.type.width <= 32:
+        return arith.select(upper, arith.maxui(mine, other), arith.minui(mine, other))
+    less = arith.cmpi(arith.CmpIPredicate.ult, mine, other)
+    return arith.select(arith.xori(less, upper), mine, other)
 
 
 def _bit(lane, level):

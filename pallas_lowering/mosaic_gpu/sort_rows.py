@@ -229,8 +229,8 @@ def _count(word):
     return math_dialect.ctpop(word)
 
 
-def _indexed(row: _Row, keys: Keys, index) -> None:
-    """Sort places by their values, and give both."""
+def _indexed(row: _Row, keys: Keys, index, wanted: bool) -> None:
+    """Sort places by their values, and give them, after the values if wanted."""
     merged, wide = Region(keys.merged, [keys.dtype]), ir.IntegerType.get_signless(64)
     pairs = []
     for v, (place, _) in zip(row.load(), row.places(), strict=True):
@@ -239,35 +239,40 @@ def _indexed(row: _Row, keys: Keys, index) -> None:
     pairs = _bitonic.sort(row.padded(pairs, th.i64(-1)), row.lane)
     narrow = ir.IntegerType.get_signless(32)
     places = row.turned([arith.trunci(narrow, p) for p in pairs], np.dtype(np.int32))
+    row.store([convert(p, np.int32, index) for p in places], int(wanted))
+    if not wanted:
+        return
     values = []
     for source, (_, there) in zip(places, row.places(), strict=True):
         at = source if there is None else arith.select(there, source, th.i32(0))
         values += row.program.inputs[0].load(arith.addi(row.base, th.i64(at)))
     row.store(values, 0)
-    row.store([convert(p, np.int32, index) for p in places], 1)
 
 
-def sort_rows(x: jax.Array, order: Order, indices: bool) -> list[jax.Array]:
+def sort_rows(
+    x: jax.Array, order: Order, indices: bool, values: bool = True
+) -> list[jax.Array]:
     """Run the launch.
 
     Args:
         x: (rows, n).
         order: the order asked for.
         indices: give the source indices too.
+        values: give the sorted rows, which they alone need not.
 
     Returns:
-        The sorted rows, and the indices if asked for.
+        The sorted rows and the indices, if asked for.
     """
     rows, n = x.shape
     keys = Keys(x.dtype, order)
     index = _order.index_dtype(n)
-    outs = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
+    outs = [jax.ShapeDtypeStruct(x.shape, x.dtype)] * values
     outs += [jax.ShapeDtypeStruct(x.shape, index)] * indices
 
     def body(program: Program):
         row = _Row(program, rows, n, keys)
         if indices:
-            _indexed(row, keys, index)
+            _indexed(row, keys, index, values)
         else:
             _plain(row, keys)
 

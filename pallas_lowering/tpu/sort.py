@@ -18,7 +18,7 @@ from jaxtile.pallas_lowering._sort import exchanged, refuse_length
 from jaxtile.pallas_lowering.tpu import BACKEND
 from jaxtile.pallas_lowering.tpu._refuse import MOST_BYTES
 from jaxtile.primitives._order import ranks_of
-from jaxtile.primitives.sort import sort_p
+from jaxtile.primitives.sort import sort_p, wanted
 from jaxtile.primitives.topk import topk_p
 
 _WORDS = ("float32", "int32", "uint32")
@@ -110,10 +110,10 @@ def _ordered(values, axis, order, k) -> list:
 
 
 @BACKEND.traces(sort_p, _refuse)
-def sort_block(*operands, axis, order, indices):
+def sort_block(*operands, axis, order, indices, values):
     """The rule of sort: plain jax to trace."""
     found = _ordered(operands, axis, order, operands[0].shape[axis])
-    return found if indices else [found[0], *found[2:]]
+    return wanted(found, indices, values)
 
 
 @BACKEND.traces(topk_p, _refuse_topk)

@@ -58,7 +58,8 @@ TRAITS = Traits(
     rewrites={
         "div": _divide,
         "neg": negate,
-        "clz": _clz,
+        "clz of uint32": _clz,
+        "clz of uint64": _clz,
         "max": propagate_nan(lax.max),
         "min": propagate_nan(lax.min),
         "max of bool": lax.bitwise_or,

@@ -13,7 +13,7 @@ from jaxtile.pallas_lowering._elementwise import _inlined
 from jaxtile.pallas_lowering._sort import refuse_length, sorted_planes
 from jaxtile.pallas_lowering.triton import BACKEND, TRAITS
 from jaxtile.primitives._order import image, ranks_of, value_of
-from jaxtile.primitives.sort import sort_p
+from jaxtile.primitives.sort import sort_p, wanted
 from jaxtile.primitives.topk import topk_p
 
 
@@ -56,14 +56,11 @@ def _ordered(values, axis, order):
 
 
 @BACKEND.traces(sort_p, _refuse)
-def sort_tile(*operands, axis, order, indices):
+def sort_tile(*operands, axis, order, indices, values):
     """The rule of sort: plain jax to trace."""
 
-    def run(*values):
-        found = _ordered(values, axis, order)
-        if not indices:
-            del found[1]
-        return found
+    def run(*planes):
+        return wanted(_ordered(planes, axis, order), indices, values)
 
     return _inlined(run, TRAITS.rewrites)(*operands)
 

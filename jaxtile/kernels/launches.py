@@ -1,0 +1,80 @@
+"""The launch of a Pallas kernel: where it may run, and that it knows of no mesh."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+from jax import core
+from jax.interpreters import batching, mlir
+
+from jaxtile import _jax_private
+from jaxtile.errors import UnsupportedOnBackend, message
+from jaxtile.pallas_lowering import _choice
+from jaxtile.primitives._define import new_primitive
+
+
+def bind(launch: Callable, arrays: Sequence, name: str, backend: str | None) -> list:
+    """`launch(*arrays)`, traced as outside of `shard_map`.
+
+    What Pallas' interpreter is made of does not know along which manual axes it varies.
+
+    Args:
+        launch: `(*arrays) -> [array]`, which is not differentiated.
+        arrays: the operands.
+        name: of the kernel, for messages.
+        backend: whose kernel it is; None runs everywhere.
+
+    Raises:
+        UnsupportedOnBackend: when lowered for a platform that the backend does not serve.
+    """
+    with _jax_private.one_device():
+        structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+        closed = jax.make_jaxpr(launch)(*structs)
+    arrays = _jax_private.align_varying(arrays)
+    return launch_p.bind(*arrays, closed=closed, name=name, backend=backend)
+
+
+def _abstract(*avals, closed, **_):
+    return [
+        _jax_private.out_aval(a.shape, a.dtype, (None,) * a.ndim, avals)
+        for a in closed.out_avals
+    ]
+
+
+def _evaluate(*args, closed, **_):
+    return core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
+
+
+_inline = _jax_private.lower_plain(_evaluate)
+
+
+def _lower(platform, ctx, *args, name, backend, **params):
+    reason = backend and _choice.elsewhere(backend, platform)
+    if reason:
+        raise UnsupportedOnBackend(
+            message(
+                name,
+                expected=f"to run where {backend} does",
+                got=f"implementation={backend!r}: {reason}",
+                way_out='Use implementation=None or "reference"; "interpret" shows on any '
+                "machine what the kernel computes.",
+            )
+        )
+    return _inline(ctx, *args, **params)
+
+
+def _batch(args, dims, *, closed, **params):
+    fn = jax.vmap(functools.partial(_evaluate, closed=closed), dims)
+    outs = bind(fn, args, **params)
+    return outs, [0] * len(outs)
+
+
+launch_p = new_primitive("kernel_launch")
+launch_p.def_impl(lambda *a, **kw: jax.jit(functools.partial(launch_p.bind, **kw))(*a))
+launch_p.def_abstract_eval(_abstract)
+batching.primitive_batchers[launch_p] = _batch
+for _platform in ("", "cpu", "cuda", "tpu"):
+    _rule = functools.partial(_lower, _platform)
+    mlir.register_lowering(launch_p, _rule, platform=_platform or None)
