@@ -1,7 +1,7 @@
 """Attention and its derivative, as kernels.
 
-Row i has weights p_ij = exp(scale q_i k_j - norm_i), where norm is the logarithm of the sum
-of exp(scale q_i k_j). With dp_ij = dy_i v_j and delta_i = dy_i y_i,
+Row i has weights p_ij = exp(scale q_i k_j) / sum_j exp(scale q_i k_j), which are computed as
+2^(l_ij - norm_i) of logits in base 2. With dp_ij = dy_i v_j and delta_i = dy_i y_i,
 
     dv_j = sum_i p_ij dy_i,  ds_ij = p_ij (dp_ij - delta_i),
     dq_i = scale sum_j ds_ij k_j,  dk_j = scale sum_i ds_ij q_i.
@@ -11,6 +11,7 @@ Each kernel computes the weights again: none is ever held.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -26,10 +27,10 @@ from jaxtile.reduction import reduce
 
 
 def _merge_online(a: tuple, b: tuple) -> tuple:
-    """Two runs of keys: the row maxima, the sums of weights, and of weighted values."""
+    """Two runs of keys: row maxima in base 2, sums of weights, and of weighted values."""
     (m, total, acc), (n, more, other) = a, b
     top = catalogue.maximum(m, n)
-    left, right = elementwise.exp(m - top), elementwise.exp(n - top)
+    left, right = elementwise.exp2(m - top), elementwise.exp2(n - top)
     return top, total * left + more * right, acc * left + other * right
 
 
@@ -63,7 +64,7 @@ class _Pairs:
     """
 
     def __init__(self, nest: Nest, q: Any, length: Any, causal: bool, scale: float):
-        self.nest, self.causal, self.scale = nest, causal, scale
+        self.nest, self.causal, self.scale = nest, causal, scale * math.log2(math.e)
         self.length, self.ahead = length, length - q.shape[3]
 
     def stop(self, rows: Any, block: int) -> Any:
@@ -79,7 +80,7 @@ class _Pairs:
         return jnp.where(keys.start < self.length, behind, jnp.int32(2**30))
 
     def logits(self, a: Any, b: Any, rows: Any, keys: Any, spec: tuple) -> Any:
-        """Those of two tiles; -inf where a row does not see a key."""
+        """Those of two tiles, in base 2; -inf where a row does not see a key."""
         place = self.nest.coordinates(keys) + self.nest.zeros(spec, jnp.int32)
         end = self.length
         if self.causal:  # the last row sees the last key
@@ -88,15 +89,15 @@ class _Pairs:
         return elementwise.ite(place < end, found, -jnp.inf)
 
 
-def _attend(nest, q, k, v, lengths, y, norms, *, causal, scale, block=128, keys=None):
+def _attend(
+    nest: Nest, q, k, v, lengths, y, norms, *, causal, scale, block=128, keys=None
+):
     batch, heads = nest.parallel(q.shape[0]), nest.parallel(q.shape[1])
     group, rows = nest.parallel(q.shape[2]), nest.parallel(q.shape[3], block)
     depth, width = Dim("depth"), Dim("width")
     here = (batch, heads, group, rows)
-    t, pairs = (
-        q.tile(*here, depth).load(),
-        _Pairs(nest, q, lengths.at(batch), causal, scale),
-    )
+    t = q.tile(*here, depth).load()
+    pairs = _Pairs(nest, q, lengths.at(batch), causal, scale)
     wide = formats.accumulator(q.dtype)
     ref, zero = y.tile(*here, width), nest.zeros(rows, wide)
     start = (zero + _LOWEST, zero, nest.zeros((rows, width), wide))
@@ -108,7 +109,7 @@ def _attend(nest, q, k, v, lengths, y, norms, *, causal, scale, block=128, keys=
         there = k.tile(batch, heads, keys, depth).load()
         logits = pairs.logits(t, there, rows, keys, (rows, keys))
         high = catalogue.maximum(top, reduce(logits, keys.dim, catalogue.maximum))
-        p, keep = elementwise.exp(logits - high), elementwise.exp(top - high)
+        p, keep = elementwise.exp2(logits - high), elementwise.exp2(top - high)
         values = v.tile(batch, heads, keys, width).load()
         acc = mma(cast(p, values.dtype), values, acc * keep)
         return high, total * keep + reduce(p, keys.dim, catalogue.add), acc
@@ -117,7 +118,7 @@ def _attend(nest, q, k, v, lengths, y, norms, *, causal, scale, block=128, keys=
     total = elementwise.ite(total > 0, total, 1.0)
     ref.store(cast(acc * (1.0 / total), y.dtype))
     if norms is not None:
-        norms.tile(*here).store(top + elementwise.log(total))
+        norms.tile(*here).store(top + elementwise.log2(total))
 
 
 @kernel(out=lambda q, k, v, lengths: q, tuned=_tuned(128, 64, 8))
@@ -135,22 +136,8 @@ def attention_with_norms(nest: Nest, q, k, v, lengths, y, norms, **config):
 
 
 @kernel(out=lambda q, *rest: q, tuned=_tuned(128, 64, 8))
-def attention_dq(
-    nest,
-    q,
-    k,
-    v,
-    lengths,
-    dy,
-    norms,
-    deltas,
-    dq,
-    *,
-    causal,
-    scale,
-    block=128,
-    keys=None,
-):
+def attention_dq(nest: Nest, *views, causal, scale, block=128, keys=None):
+    q, k, v, lengths, dy, norms, deltas, dq = views
     batch, heads = nest.parallel(q.shape[0]), nest.parallel(q.shape[1])
     group, rows = nest.parallel(q.shape[2]), nest.parallel(q.shape[3], block)
     depth, width = Dim("depth"), Dim("width")
@@ -165,7 +152,7 @@ def attention_dq(
         there, values = (
             x.tile(batch, heads, keys, d).load() for x, d in ((k, depth), (v, width))
         )
-        p = elementwise.exp(pairs.logits(t, there, rows, keys, (rows, keys)) - norm)
+        p = elementwise.exp2(pairs.logits(t, there, rows, keys, (rows, keys)) - norm)
         ds = p * (mma(up, values, spec=[rows.dim, keys.dim]) - delta)
         return mma(cast(ds, there.dtype), there, acc)
 
@@ -173,23 +160,8 @@ def attention_dq(
 
 
 @kernel(out=lambda q, k, v, *rest: (k, v), tuned=_tuned(64, 128, 8))
-def attention_dkv(
-    nest,
-    q,
-    k,
-    v,
-    lengths,
-    dy,
-    norms,
-    deltas,
-    dk,
-    dv,
-    *,
-    causal,
-    scale,
-    block=128,
-    keys=None,
-):
+def attention_dkv(nest: Nest, *views, causal, scale, block=128, keys=None):
+    q, k, v, lengths, dy, norms, deltas, dk, dv = views
     batch, heads = nest.parallel(k.shape[0]), nest.parallel(k.shape[1])
     keys = nest.parallel(k.shape[2], keys or block)
     depth, width = Dim("depth"), Dim("width")
@@ -206,7 +178,9 @@ def attention_dkv(
             t, up = q.tile(*here, depth).load(), dy.tile(*here, width).load()
             norm, delta = norms.tile(*here).load(), deltas.tile(*here).load()
             # Keys first, so that the sums over rows turn no tile around.
-            p = elementwise.exp(pairs.logits(there, t, rows, keys, (keys, rows)) - norm)
+            p = elementwise.exp2(
+                pairs.logits(there, t, rows, keys, (keys, rows)) - norm
+            )
             ds = p * (mma(values, up, spec=[keys.dim, rows.dim]) - delta)
             return [mma(cast(ds, t.dtype), t, s[0]), mma(cast(p, up.dtype), up, s[1])]
 

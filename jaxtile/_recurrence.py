@@ -49,6 +49,13 @@ def _sigmoid(z: Any) -> Any:
     return elementwise.ite(below, e, 1.0) * (root * root)
 
 
+def _rest(log_a: Any) -> Any:
+    """1 - exp(2 log_a) without cancellation, as -2 t / (1 - t) of t = tanh(log_a)."""
+    t = elementwise.tanh(log_a)
+    root = elementwise.rsqrt(1.0 - t)
+    return -2.0 * t * (root * root)
+
+
 def _shifted(view: Any, batch: Any, time: Any, lane: Any, by: int) -> Any:
     """A view's values `by` steps later than those of a block of time; 0 outside."""
     dim = Dim("shifted")
@@ -66,8 +73,7 @@ def recurrence(nest: Nest, x, decay, gate, rate, y, *, block=128, lanes=128):
         part = (batch, time, lane)
         log_a = slow * _sigmoid(_wide(decay.tile(*part)))
         drive = _wide(x.tile(*part)) * _sigmoid(_wide(gate.tile(*part)))
-        w = -elementwise.expm1(2.0 * log_a)  # without cancellation
-        element = elementwise.exp(log_a), elementwise.sqrt(w) * drive
+        element = elementwise.exp(log_a), elementwise.sqrt(_rest(log_a)) * drive
         out, last = scan(element, time.dim, affine, init=(1.0, h), return_final=True)
         y.tile(*part).store(cast(out, y.dtype))
         return last[1]
@@ -79,9 +85,8 @@ def _like(x: Any, decay: Any, gate: Any, rate: Any, *rest: Any) -> tuple:
 
 
 @kernel(out=_like, tuned=_TUNED)
-def recurrence_back(
-    nest, x, decay, gate, rate, y, dy, dx, ddecay, dgate, dslow, *, block=128, lanes=128
-):
+def recurrence_back(nest: Nest, *views, block=128, lanes=128):
+    x, decay, gate, rate, y, dy, dx, ddecay, dgate, dslow = views
     batch, lane = nest.parallel(x.shape[0]), nest.parallel(x.shape[2], lanes)
     slow = _RATE * activations.softplus(_wide(rate.tile(lane)))
     zero = nest.zeros(lane, slow.dtype)
@@ -91,7 +96,7 @@ def recurrence_back(
         part = (batch, time, lane)
         r, i = (_sigmoid(_wide(v.tile(*part))) for v in (decay, gate))
         value, log_a = _wide(x.tile(*part)), slow * r
-        a, w = elementwise.exp(log_a), -elementwise.expm1(2.0 * log_a)
+        a, w = elementwise.exp(log_a), _rest(log_a)
         inverse = elementwise.rsqrt(catalogue.maximum(w, _LEAST))
         # dh_t = dy_t + a_(t+1) dh_(t+1)
         later = elementwise.exp(slow * _sigmoid(_shifted(decay, batch, time, lane, 1)))

@@ -109,7 +109,7 @@ def _recurrence_oracle(x, decay, gate, rate, dy):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("steps, block", [(32, 8), (45, 16), (5, 16), (17, 12)])
+@pytest.mark.parametrize(("steps", "block"), [(32, 8), (45, 16), (5, 16), (17, 12)])
 def test_recurrence(steps, block, name):
     shape = (2, steps, 6)
     x, gate, dy = (_f32(*shape) for _ in range(3))

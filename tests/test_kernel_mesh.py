@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxtile as jt
-from jaxtile import _kernels
+from jaxtile import _kernels, _recurrence
 
 _TALK = re.compile(r"all-gather|all-reduce|collective-permute|all-to-all")
 _KINDS = {"explicit": AxisType.Explicit, "auto": AxisType.Auto}
@@ -75,7 +75,7 @@ CALLS = {
         lambda a, b: a @ b,
     ),
     "recurrence": (
-        lambda *v, **kw: _kernels.recurrence(*v, block=4, lanes=4, **kw),
+        lambda *v, **kw: _recurrence.recurrence(*v, block=4, lanes=4, **kw),
         [_f32(8, 6, 10), _f32(8, 6, 10), _f32(8, 6, 10), _f32(10)],
         [ROWS, ROWS, ROWS, NONE],
         _decayed,

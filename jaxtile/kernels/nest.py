@@ -321,7 +321,7 @@ def _bounds(op: str, handle: Handle, start: Any, stop: Any) -> tuple[Any, Any] |
         return None
     found = []
     for value, end in ((start, 0), (stop, handle.extent)):
-        value = value.array if is_tile(value) else value
+        value = getattr(value, "array", value) if is_tile(value) else value
         if value is not None and not is_index(value):
             raise TileTypeError(
                 message(

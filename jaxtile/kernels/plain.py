@@ -146,18 +146,9 @@ class Plain:
         try:
             closed = trace_body(op, step, domain, state, self._stored)
             inner = self.stores
-            if inner and handle.bounds is not None:
-                raise TileShapeError(
-                    message(
-                        op,
-                        expected="a body without stores, where start or stop bounds it",
-                        got="one that stores",
-                        way_out="Store in a loop over the whole axis, masked by jt.ite: "
-                        "what no block stores has no value.",
-                    )
-                )
         finally:
             self.stores, self.depth = outer, self.depth - 1
+        _check_bounded(op, handle, inner)
         graph = graph_of(closed, 1, open_maps=False)
         known = constant_parts(graph)
 
@@ -176,6 +167,19 @@ class Plain:
 
     def _stored(self) -> list:
         return [s.value for s in self.stores]
+
+
+def _check_bounded(op: str, handle: Handle, stores: Sequence) -> None:
+    if stores and handle.bounds is not None:
+        raise TileShapeError(
+            message(
+                op,
+                expected="a body without stores, where start or stop bounds it",
+                got="one that stores",
+                way_out="Store in a loop over the whole axis, masked by jt.ite: what no "
+                "block stores has no value.",
+            )
+        )
 
 
 def window(x: Any, axis: int, part: Part, fill: Any) -> Any:

@@ -33,18 +33,11 @@ def attach(run: Callable, forward: Callable, backward: Callable, operands: Seque
     kernel = jax.custom_jvp(run)
 
     def rule(primals, tangents):
-        if any(map(_explicit, jax.tree.leaves(primals))):
-            # An explicit mesh says how each op of the plain form is sharded.
-            return jax.jvp(run, primals, tangents)
         results, residuals = forward(*primals)
         return results, _tangents(run, backward, primals, tangents, results, residuals)
 
     kernel.defjvp(rule)
     return kernel(*operands)
-
-
-def _explicit(x: Any) -> bool:
-    return any(_jax_private.sharding_spec(jax.typeof(x)))
 
 
 def _tangents(run, backward, primals, tangents, results, residuals):
