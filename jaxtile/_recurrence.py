@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxtile import activations, catalogue, elementwise, formats
 from jaxtile.casting import cast
@@ -41,19 +42,41 @@ def _wide(ref: Any) -> Any:
     return cast(tile, formats.accumulator(tile.dtype))
 
 
-def _sigmoid(z: Any) -> Any:
+def _sigmoid(z):
     """1 / (1 + exp(-z)), the reciprocal as the square of a root's."""
     below = z < 0
-    e = elementwise.exp(elementwise.ite(below, z, -z))
-    root = elementwise.rsqrt(1.0 + e)
-    return elementwise.ite(below, e, 1.0) * (root * root)
+    e = jnp.exp(jnp.where(below, z, -z))
+    root = lax.rsqrt(1.0 + e)
+    return jnp.where(below, e, 1.0) * (root * root)
 
 
-def _rest(log_a: Any) -> Any:
+def _rest(log_a):
     """1 - exp(2 log_a) without cancellation, as -2 t / (1 - t) of t = tanh(log_a)."""
-    t = elementwise.tanh(log_a)
-    root = elementwise.rsqrt(1.0 - t)
+    t = jnp.tanh(log_a)
+    root = lax.rsqrt(1.0 - t)
     return -2.0 * t * (root * root)
+
+
+def _step(x, decay, gate, slow):
+    """h_t as a_t h_(t-1) + b_t: the pair (a_t, b_t)."""
+    log_a = slow * _sigmoid(decay)
+    return jnp.exp(log_a), jnp.sqrt(_rest(log_a)) * (x * _sigmoid(gate))
+
+
+def _kept(decay, slow):
+    """a_t."""
+    return jnp.exp(slow * _sigmoid(decay))
+
+
+def _back(x, decay, gate, slow, dh, before):
+    """dx, ddecay, dgate, and what dslow sums; before is h_(t-1)."""
+    r, i = _sigmoid(decay), _sigmoid(gate)
+    log_a = slow * r
+    a, w = jnp.exp(log_a), _rest(log_a)
+    inverse = lax.rsqrt(jnp.maximum(w, _LEAST))
+    up = dh * (w * inverse) * i
+    dslow = a * dh * (before - a * inverse * (i * x)) * r
+    return up, slow * dslow * (1.0 - r), up * x * (1.0 - i), dslow
 
 
 def _shifted(view: Any, batch: Any, time: Any, lane: Any, by: int) -> Any:
@@ -71,10 +94,9 @@ def recurrence(nest: Nest, x, decay, gate, rate, y, *, block=128, lanes=128):
     @nest.pipeline(x.shape[1], block, init=nest.zeros(lane, slow.dtype))
     def _(time, h):
         part = (batch, time, lane)
-        log_a = slow * _sigmoid(_wide(decay.tile(*part)))
-        drive = _wide(x.tile(*part)) * _sigmoid(_wide(gate.tile(*part)))
-        element = elementwise.exp(log_a), elementwise.sqrt(_rest(log_a)) * drive
-        out, last = scan(element, time.dim, affine, init=(1.0, h), return_final=True)
+        given = [_wide(v.tile(*part)) for v in (x, decay, gate)]
+        step = elementwise.map(_step, *given, slow)
+        out, last = scan(step, time.dim, affine, init=(1.0, h), return_final=True)
         y.tile(*part).store(cast(out, y.dtype))
         return last[1]
 
@@ -94,23 +116,16 @@ def recurrence_back(nest: Nest, *views, block=128, lanes=128):
     @nest.pipeline(x.shape[1], block, init=(zero, zero), reverse=True)
     def state(time, s):
         part = (batch, time, lane)
-        r, i = (_sigmoid(_wide(v.tile(*part))) for v in (decay, gate))
-        value, log_a = _wide(x.tile(*part)), slow * r
-        a, w = elementwise.exp(log_a), _rest(log_a)
-        inverse = elementwise.rsqrt(catalogue.maximum(w, _LEAST))
         # dh_t = dy_t + a_(t+1) dh_(t+1)
-        later = elementwise.exp(slow * _sigmoid(_shifted(decay, batch, time, lane, 1)))
-        element = later, _wide(dy.tile(*part))
+        later = elementwise.map(_kept, _shifted(decay, *part, 1), slow)
         options = {"direction": "reverse", "return_final": True, "init": (1.0, s[0])}
-        dh, first = scan(element, time.dim, affine, **options)
-        up = dh * (w * inverse) * i
-        dx.tile(*part).store(cast(up, dx.dtype))
-        dgate.tile(*part).store(cast(up * value * (1.0 - i), dgate.dtype))
+        dh, first = scan((later, _wide(dy.tile(*part))), time.dim, affine, **options)
         # h_(t-1) as it was stored: rounded, where x is
-        before = _shifted(y, batch, time, lane, -1)
-        dlog = a * dh * (before - a * inverse * (i * value)) * r
-        ddecay.tile(*part).store(cast(slow * dlog * (1.0 - r), ddecay.dtype))
-        return first[1], s[1] + reduce(dlog, time.dim, catalogue.add)
+        given = [_wide(v.tile(*part)) for v in (x, decay, gate)]
+        found = elementwise.map(_back, *given, slow, dh, _shifted(y, *part, -1))
+        for view, value in zip((dx, ddecay, dgate), found, strict=False):
+            view.tile(*part).store(cast(value, view.dtype))
+        return first[1], s[1] + reduce(found[3], time.dim, catalogue.add)
 
     dslow.tile(batch, lane).store(state[1])
 

@@ -40,6 +40,7 @@ class Traits:
             or not at all, as functions of arrays that keep ours.
         shape: why a shape is refused, or None.
         keeps_rounding: its compiler never removes a narrowing that is widened again.
+        opaque: ops of floats into whose insides no product is fused.
     """
 
     formats: frozenset[str]
@@ -48,6 +49,7 @@ class Traits:
     rewrites: Mapping[str, Callable] = field(default_factory=dict)
     shape: Callable[[Any], str | None] = lambda aval: None
     keeps_rounding: bool = True
+    opaque: frozenset[str] = frozenset()
 
     def operand(self, aval: Any) -> str | None:
         """Why a value of this type is refused, or None."""
@@ -198,7 +200,8 @@ def map_values(traits: Traits, *values: Any, region: Any) -> list:
     """A map as plain jax."""
 
     def run(*values):
-        return jax.tree.leaves(_scalar.evaluate(region.fn, *values))
+        found = _scalar.evaluate(region.fn, *values, opaque=traits.opaque)
+        return jax.tree.leaves(found)
 
     return _inlined(run, traits.rewrites)(*values)
 

@@ -117,8 +117,14 @@ def _divide(a, b):
         return lax.convert_element_type(_guard(lax.div(*wide)), jnp.float32)
 
 
-def equation(eqn, values):
-    """The results of an elementwise equation, in stated arithmetic."""
+def equation(eqn, values, exposed=True):
+    """The results of an elementwise equation, in stated arithmetic.
+
+    Args:
+        eqn: the equation.
+        values: its operands.
+        exposed: an add may follow, with which a compiler could fuse a product.
+    """
     name = eqn.primitive.name
     dtype = eqn.outvars[0].aval.dtype
     if name == "div" and dtype == jnp.float32 and PLATFORM.get() == "cuda":
@@ -133,12 +139,22 @@ def equation(eqn, values):
         return [convert(out, dtype) for out in _bind(eqn, wide)]
     outs = _bind(eqn, values)
     contracts = PLATFORM.get() != "tpu"  # there a product and an add stay two ops
-    if contracts and name in _PRODUCTS and jnp.issubdtype(dtype, jnp.floating):
+    guarded = contracts and exposed and name in _PRODUCTS
+    if guarded and jnp.issubdtype(dtype, jnp.floating):
         outs = [_guard(out) for out in outs]
     return outs
 
 
-def _replay(jaxpr: Jaxpr, consts, args) -> list:
+def _exposed(jaxpr: Jaxpr, opaque: frozenset) -> set:
+    """The values that leave a jaxpr, or enter another op than the opaque ones."""
+    found = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name not in opaque:
+            found.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return found
+
+
+def _replay(jaxpr: Jaxpr, consts, args, opaque=frozenset()) -> list:
     env: dict = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
 
@@ -147,13 +163,14 @@ def _replay(jaxpr: Jaxpr, consts, args) -> list:
             return np.asarray(atom.val, atom.aval.dtype)  # pyright: ignore
         return env[atom]
 
+    exposed = _exposed(jaxpr, opaque)
     for eqn in jaxpr.eqns:
         values = [read(v) for v in eqn.invars]
         inner = inner_jaxpr(eqn)
         if inner is None:
-            outs = equation(eqn, values)
+            outs = equation(eqn, values, not exposed.isdisjoint(eqn.outvars))
         else:
-            outs = _replay(*as_closed(inner), values)
+            outs = _replay(*as_closed(inner), values, opaque)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
@@ -164,14 +181,20 @@ def _over_arrays(fn: Callable, ndim: int) -> Callable:
     return fn
 
 
-def evaluate(fn: Callable, *args: Any) -> Any:
-    """`fn` of pytrees of equally shaped arrays, elementwise, in stated arithmetic."""
+def evaluate(fn: Callable, *args: Any, opaque: frozenset = frozenset()) -> Any:
+    """`fn` of pytrees of equally shaped arrays, elementwise, in stated arithmetic.
+
+    Args:
+        fn: of scalars.
+        *args: its operands.
+        opaque: names of ops that no compiler opens to fuse a product into an add.
+    """
     leaves, tree = jax.tree.flatten(args)
     closed, out = trace(fn, tree, tuple(jnp.asarray(v).dtype for v in leaves))
     jaxpr, consts = as_closed(closed)
 
     def scalar(*values):
-        outs = _replay(jaxpr, consts, values)
+        outs = _replay(jaxpr, consts, values, opaque)
         return [jnp.asarray(o) for o in outs]
 
     outs = _over_arrays(scalar, jnp.ndim(leaves[0]))(*leaves)

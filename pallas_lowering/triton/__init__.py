@@ -66,6 +66,9 @@ TRAITS = Traits(
         "min of bool": lax.bitwise_and,
     },
     shape=_shape,
+    # Single instructions, and calls that begin with explicit multiply-adds of x as a
+    # factor. A product of products is looked at by what follows it.
+    opaque=frozenset("mul exp exp2 tanh rsqrt sqrt lt le gt ge eq ne".split()),
 )
 define_elementwise(BACKEND, TRAITS)
 define_storage(BACKEND, TRAITS, "float8_e4m3fn float8_e5m2 int8 uint8".split())
