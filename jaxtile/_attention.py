@@ -45,10 +45,15 @@ online_softmax = Reducer(
 
 
 def _tuned(block: int, keys: int, num_warps: int) -> dict[str, Any]:
+    """Sizes for bfloat16 of depth 128; deeper and wider tiles share the same memory."""
+
     def sizes(q: Any, *rest: Any) -> dict[str, int]:
-        if q.dtype.itemsize > 2:  # beyond the tensor cores; a tile is twice as large
-            return {"block": 32, "keys": 32, "num_warps": 4}
-        return {"block": block, "keys": keys, "num_warps": num_warps}
+        parts = max(1, (q.dtype.itemsize << (q.shape[-1] - 1).bit_length()) // 256)
+        if q.dtype.itemsize > 2:  # beyond the tensor cores
+            side = max(16, 64 // max(2, parts))
+            return {"block": side, "keys": side, "num_warps": 4}
+        cut = {"block": max(16, block // parts), "keys": max(16, keys // parts)}
+        return {**cut, "num_warps": num_warps if parts == 1 else 4}
 
     return {"triton": sizes}
 

@@ -228,3 +228,11 @@ def test_on_cuda_it_is_kernels_of_triton(name):
         text = targets.lowered(grads, shapes, "cuda").as_text()
     assert text.count("custom_call @__gpu$xla.gpu.triton") == count
     assert "stablehlo.while" not in text
+
+
+def test_explain_sees_the_tangents():
+    q, k, v = (_f32(*s) for s in _PAIRS["attention"][2])
+    call = _PAIRS["attention"][0]
+    primal = {e.op for e in jt.explain(call)(q, k, v)}
+    report = jt.explain(lambda *x: jax.jvp(lambda q: call(q, *x[1:]), x[:1], x[:1])[1])
+    assert primal <= {e.op for e in report(q, k, v)}

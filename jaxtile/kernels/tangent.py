@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from jaxtile import _jax_private
+from jaxtile import _found, _jax_private
 from jaxtile.primitives._define import new_primitive
 
 # The tangents of a kernel's results: linear in its last operands.
@@ -92,6 +92,14 @@ def _(*avals, outs, **params):
 @tangent_p.def_impl
 def _(*arrays, push, **params):
     return jax.jit(push)(*arrays)
+
+
+def _opened(eqn: Any, platform: str) -> Any:
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    return jax.make_jaxpr(eqn.params["push"])(*avals).jaxpr
+
+
+_found.OPENS[tangent_p] = _opened
 
 
 def _jvp(primals, tangents, *, push, **params):

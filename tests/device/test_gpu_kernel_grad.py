@@ -18,6 +18,7 @@ _SHAPES = {
     "grouped": (1, 8, 2, 256, 384, 64),
     "ragged": (2, 3, 1, 200, 333, 64),
     "few rows": (1, 2, 2, 17, 640, 128),
+    "deep": (1, 2, 1, 128, 128, 256),
 }
 # bfloat16 rounds each result once, and the weights that the tensor cores take
 _TOLERANCES = {"bfloat16": 2e-2, "float32": 2e-5}

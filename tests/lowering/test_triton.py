@@ -46,6 +46,21 @@ def test_several_axes_reduce_as_one_without_negation():
     assert "arith.subf" not in text
 
 
+@pytest.mark.parametrize(
+    ("fn", "guards"),
+    [
+        (lambda x: x * x, 1),
+        (lambda x: x * x + x, 1),
+        (lambda x: jnp.exp(x * x), 0),
+        (lambda x: jnp.tanh(x * x * x) * (x * x > 1), 1),
+        (lambda x: jnp.log1p(x * x), 1),  # which adds
+    ],
+)
+def test_a_product_is_guarded_where_an_add_could_take_it(fn, guards):
+    text = targets.triton(_map(fn), targets.spec((16,)), targets.spec((16,)))
+    assert len(re.findall(r"arith\.cmpf oeq", text)) == guards
+
+
 @pytest.mark.parametrize("policy", ["fixed_tree", "ordered_tree"])
 def test_stated_order_splits_neighbours(policy):
     text = targets.triton(
