@@ -171,6 +171,36 @@ def test_tiles_and_integers(name):
     _close(got.array, 10.0 * n[:, None] * W * jnp.ones_like(X))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_mode_beside_a_rule(name):
+    made = jt.kernel(out=repeated.out)(repeated.body)
+
+    def backward(n, dy):
+        rows = jt.tile(n, (ROWS,)).array[:, None]
+        return jt.tile(dy[0].array * rows, dy[0].dims), None
+
+    made.defvjp(lambda x, n: (made(x, n), n), backward, forward_mode=True)
+    x, n = jt.tile(X, (ROWS, COLS)), jnp.arange(6, dtype=jnp.int32)
+    want = n[:, None] * W * jnp.ones_like(X)
+
+    def loss(x):
+        y, same = made(x, n, implementation=name)
+        return jnp.sum(y.array * W) + jnp.sum(same)
+
+    got = jax.jit(jax.grad(loss))(x)
+    assert got.dims == (ROWS, COLS)
+    _close(got.array, want)
+    _close(jax.jvp(loss, (x,), (x,))[1], jnp.sum(X * want))
+    made.defvjp(lambda x, n: (made(x, n), n), lambda n, dy: (None, None))
+    _close(jax.grad(loss)(x).array, jnp.zeros_like(X))
+    made.defvjp(
+        lambda x, n: (made(x, n), n), lambda n, dy: (None, None), forward_mode=True
+    )
+    _close(jax.grad(loss)(x).array, jnp.zeros_like(X))
+    with pytest.raises(TileTypeError, match="forward_mode to be True or False; got 1"):
+        made.defvjp(backward, backward, forward_mode=1)
+
+
 def test_config_and_explain_see_it():
     exp = _exp()
     exp.defvjp(exp_forward, exp_backward)
