@@ -10,7 +10,7 @@ import body_cases
 import jaxtile as jt
 import targets
 from folds import same_derivatives
-from jaxtile import _kernels
+from jaxtile import _kernels, _recurrence
 from jaxtile.errors import UnsupportedOnBackend
 from machines import kernels_on_machine
 
@@ -105,6 +105,23 @@ def test_derivatives(launches):
     x = bodies.floats(5, 6)
     same_derivatives(call, jax.nn.softmax, x, order=1, rtol=1e-4, atol=1e-6)
     assert launches
+
+
+@on_machine
+def test_a_derivative_of_the_kernels_own(launches):
+    """That of the recurrence is a kernel too, with windows and a loop backwards."""
+    args = [bodies.floats(2, 17, 6) / 99 for _ in range(3)] + [bodies.floats(6) / 99]
+
+    def pulled(name):
+        def call(*args):
+            config = {"block": 8, "lanes": 4, "implementation": name}
+            return _recurrence.recurrence(*args, **config)
+
+        return jax.jit(lambda *v: jax.vjp(call, *v)[1](v[0]))(*args)
+
+    for got, want in zip(pulled("mosaic_gpu"), pulled("reference"), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert len(launches) == 2
 
 
 @on_machine
