@@ -163,6 +163,11 @@ def test_explain_sees_their_ops():
         ("in kernel: mosaic_gpu", "mosaic_gpu")
     }
     assert {e.times for e in report} == {2}
+    with targets.mesh("NVIDIA H200", 132, "gpu"):  # of four warpgroups, in one run
+        report = jt.explain(lambda v: _kernels.softmax(v, implementation="mosaic_gpu"))(
+            targets.spec((8, 1100))
+        )
+    assert {e.times for e in report} == {1}
 
 
 @jt.kernel(out=lambda x: x, tuned={"mosaic_gpu": {"block": 2}})
