@@ -78,9 +78,7 @@ def _native_tree(spec, elements, mask, axes, platform):
     """The state by XLA's own reduction and what exists, or None."""
     name = spec.reducer.native
     if name == "topk":
-        if mask is not None or not spec.index:
-            return None
-        return _native.ranked(spec, elements[0], axes, platform), None
+        return _native.ranked(spec, elements, mask, axes, platform), None
     if name in ("argmax", "argmin") and mask is None:
         x = convert(elements[0], spec.elements[0])
         return _native.argument(name, x, axes, spec.index), None
