@@ -320,13 +320,6 @@ def _transpose(cotangents, *operands, spec, axes, seeded, masked, **params):
     return outs + [None] * masked
 
 
-def _batch(args, dims, **params):
-    axes = tuple(a + 1 for a in params["axes"])
-    args = batch_fibres(args, dims, params, "axes")
-    outs = reduce_p.bind(*args, **{**params, "axes": axes})
-    return outs, [0] * len(outs)
-
-
 _LEAF = jax.tree.structure(0)
 
 define(
@@ -335,7 +328,7 @@ define(
     reference=_reference,
     jvp=_jvp,
     transpose=_transpose,
-    batch=_batch,
+    batch=batch_fibres(reduce_p, "axes"),
     along=lambda *, axes, **_: axes,
     share=_share,
 )
