@@ -8,16 +8,14 @@ ours, theirs and a copy take turns. Compile times are those of a cold cache.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import report
-from cpu_reduce_scan import Case, compiled, in_turn, measure, spread
+from cpu_reduce_scan import Case, arguments, compiled, in_turn, spread, timed
 from jax import lax
 
 import jaxtile as jt
@@ -125,17 +123,8 @@ def table(found: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add = parser.add_argument
-    add("--rounds", type=int, default=ROUNDS, help="timings of each call")
-    add("--only", default="", help="time only cases whose name contains this; no files")
-    options = parser.parse_args()
-    jax.config.update("jax_platforms", "cpu")
-    results = []
-    for case in CASES:
-        if options.only in case.name:
-            results.append(measure(case, options.rounds))
-            print(report.line(results[-1]), flush=True)
+    options = arguments(__doc__, ROUNDS).parse_args()
+    results = timed(CASES, options)
     if options.only:
         return
     found = {

@@ -281,22 +281,36 @@ def import_time(rounds: int) -> dict[str, Any]:
     return {"ours": spread(seconds), "target_s": 0.7}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:
+    """What a script that times cases on the CPU takes, by its docstring and its rounds."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     add = parser.add_argument
-    add("--rounds", type=int, default=ROUNDS, help="timings of each call")
+    add("--rounds", type=int, default=rounds, help="timings of each call")
     add("--only", default="", help="time only cases whose name contains this; no files")
-    add("--readme", action="store_true", help="refill the tables of README.md")
+    return parser
+
+
+def timed(cases: Sequence[Case], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The results of the cases that are asked for, each printed when it is there."""
+    jax.config.update("jax_platforms", "cpu")
+    results = []
+    for case in cases:
+        if options.only in case.name:
+            results.append(measure(case, options.rounds))
+            print(report.line(results[-1]), flush=True)
+    return results
+
+
+def main() -> None:
+    parser = arguments(__doc__, ROUNDS)
+    parser.add_argument(
+        "--readme", action="store_true", help="refill the tables of README.md"
+    )
     options = parser.parse_args()
     if options.readme:
         report.fill_readme()
         return
-    jax.config.update("jax_platforms", "cpu")
-    results = []
-    for case in CASES:
-        if options.only in case.name:
-            results.append(measure(case, options.rounds))
-            print(report.line(results[-1]), flush=True)
+    results = timed(CASES, options)
     if options.only:
         return
     extra = {"compile": compile_time(5), "import": import_time(5)}

@@ -44,16 +44,24 @@ online_softmax = Reducer(
 )
 
 
-def _tuned(block: int, keys: int, num_warps: int) -> dict[str, Any]:
-    """Sizes for bfloat16 of depth 128; deeper and wider tiles share the same memory."""
+def _tuned(block: int, keys: int, num_warps: int, num_stages: int) -> dict[str, Any]:
+    """Sizes for Triton, measured on an H200 with bfloat16 of depth 128.
+
+    Tiles that are deeper or wider share the same memory.
+    """
 
     def sizes(q: Any, *rest: Any) -> dict[str, int]:
         parts = max(1, (q.dtype.itemsize << (q.shape[-1] - 1).bit_length()) // 256)
         if q.dtype.itemsize > 2:  # beyond the tensor cores
             side = max(16, 64 // max(2, parts))
             return {"block": side, "keys": side, "num_warps": 4}
-        cut = {"block": max(16, block // parts), "keys": max(16, keys // parts)}
-        return {**cut, "num_warps": num_warps if parts == 1 else 4}
+        warps = num_warps if parts == 1 else 4
+        launch = {"num_warps": warps, "num_stages": num_stages}
+        return {
+            "block": max(16, block // parts),
+            "keys": max(16, keys // parts),
+            **launch,
+        }
 
     return {"triton": sizes}
 
@@ -126,7 +134,7 @@ def _attend(
         norms.tile(*here).store(top + elementwise.log2(total))
 
 
-@kernel(out=lambda q, k, v, lengths: q, tuned=_tuned(128, 64, 8))
+@kernel(out=lambda q, k, v, lengths: q, tuned=_tuned(128, 128, 8, 3))
 def attention(nest: Nest, q, k, v, lengths, y, **config):
     _attend(nest, q, k, v, lengths, y, None, **config)
 
@@ -135,12 +143,12 @@ def _with_norms(q: Any, *rest: Any) -> tuple:
     return q, jax.ShapeDtypeStruct(q.shape[:-1], formats.accumulator(q.dtype))
 
 
-@kernel(out=_with_norms, tuned=_tuned(128, 64, 8))
+@kernel(out=_with_norms, tuned=_tuned(128, 128, 8, 3))
 def attention_with_norms(nest: Nest, q, k, v, lengths, y, norms, **config):
     _attend(nest, q, k, v, lengths, y, norms, **config)
 
 
-@kernel(out=lambda q, *rest: q, tuned=_tuned(128, 64, 8))
+@kernel(out=lambda q, *rest: q, tuned=_tuned(64, 64, 4, 2))
 def attention_dq(nest: Nest, *views, causal, scale, block=128, keys=None):
     q, k, v, lengths, dy, norms, deltas, dq = views
     batch, heads = nest.parallel(q.shape[0]), nest.parallel(q.shape[1])
@@ -164,7 +172,7 @@ def attention_dq(nest: Nest, *views, causal, scale, block=128, keys=None):
     dq.tile(*here, depth).store(cast(acc * scale, dq.dtype))
 
 
-@kernel(out=lambda q, k, v, *rest: (k, v), tuned=_tuned(64, 128, 8))
+@kernel(out=lambda q, k, v, *rest: (k, v), tuned=_tuned(64, 64, 4, 2))
 def attention_dkv(nest: Nest, *views, causal, scale, block=128, keys=None):
     q, k, v, lengths, dy, norms, deltas, dk, dv = views
     batch, heads = nest.parallel(k.shape[0]), nest.parallel(k.shape[1])

@@ -55,7 +55,8 @@ def find(
         if eqn.primitive in OPENS:
             inners = [OPENS[eqn.primitive](eqn, platform)]
         for inner in inners:
-            yield from find(inner, inside, times * _trips(eqn), platform)
+            trips = times * _trips(eqn) // eqn.params.get("sharers", 1)
+            yield from find(inner, inside, trips, platform)
 
 
 def _trips(eqn) -> int:

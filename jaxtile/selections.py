@@ -16,6 +16,9 @@ from jaxtile.ordering import NAN_WAY_OUT, Ranked
 from jaxtile.primitives._order import NAN_RULES, Order, ranks_of
 from jaxtile.reducers import Reducer
 
+# A state has an array for each place, and a merge is written out.
+_MOST = 256
+
 
 class _Entry(NamedTuple):
     """A candidate: its rank, its index, and its value."""
@@ -165,7 +168,7 @@ def topk_merge(
     Raises:
         TileTypeError: k is no integer known while tracing; when used, an element that is
             no pair where it has to be one.
-        TileValueError: k is below 1, or there is no such rule for NaN.
+        TileValueError: k is below 1 or above 256, or there is no such rule for NaN.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -175,11 +178,11 @@ def topk_merge(
     """
     op = "topk_merge"
     k = integer(op, "an integer k", k, "A state has k places: pass a Python integer.")
-    if not 1 <= k < 2**31:
+    if not 1 <= k <= _MOST:
         raise TileValueError(
             message(
                 op,
-                expected="k in [1, 2**31)",
+                expected=f"k in [1, {_MOST}]",
                 got=str(k),
                 way_out="The best 0 values need no reduction, and many need jaxtile.topk.",
             )

@@ -45,6 +45,11 @@ def join(spec: Spec, a: Sequence, a_valid, b: Sequence, b_valid) -> tuple[list, 
     return both, a_valid | b_valid
 
 
+def unrolled(spec, most: int) -> int:
+    """How many steps to write out: many components make one step long to compile."""
+    return most if len(spec.states) < 4 else 1
+
+
 def steps(n: int, body, carry, unroll: int = 1):
     """`fori_loop(0, n, ...)` with `unroll` steps written out in the body."""
     if not isinstance(n, int):  # symbolic, in an export
@@ -101,7 +106,9 @@ def fold(spec, elements, axis, init, mask, right=False):
         m = None if mask is None else at([mask], i, axis)[0]
         return advance(spec, state, valid, at(elements, i, axis), m, right)
 
-    return steps(n, body, start(spec, shape, init, mask is not None), _UNROLL)
+    return steps(
+        n, body, start(spec, shape, init, mask is not None), unrolled(spec, _UNROLL)
+    )
 
 
 def tree(spec: Spec, states: Sequence, valid, axis: int) -> tuple[list, Any]:

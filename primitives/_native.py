@@ -147,17 +147,40 @@ def argument(name, x, axes, index_dtype):
     return [value, index]
 
 
-def ranked(spec, x, axes, platform):
+def ranked(spec, elements, mask, axes, platform):
     """The best few with their source indices; places beyond the elements are empty."""
-    x = collapse(x, axes)
+    x, *own = (collapse(v, axes) for v in elements)
     k = len(spec.states) // 2
-    index = _best.best(x, spec.reducer.order, min(k, x.shape[-1]), platform)
-    found = [_order.take(x, index), index.astype(spec.index)]
-    empty = spec.identity(index.shape[:-1])
+    few = min(k, x.shape[-1]) if isinstance(x.shape[-1], int) else k
+    if mask is None and not own:
+        index = _best.best(x, spec.reducer.order, few, platform)
+        found = [_order.take(x, index), index.astype(spec.index)]
+    else:
+        found = _by_own_index(
+            spec, x, own, None if mask is None else collapse(mask, axes), few
+        )
+    empty = spec.identity(found[0].shape[:-1])
     return [
-        found[leaf // k][..., leaf % k] if leaf % k < index.shape[-1] else empty[leaf]
+        lax.index_in_dim(found[leaf // k], leaf % k, -1, keepdims=False)
+        if leaf % k < few
+        else empty[leaf]
         for leaf in range(2 * k)
     ]
+
+
+def _by_own_index(spec, x, own, mask, few):
+    """The best of (value, index) pairs; the largest index marks an empty one."""
+    last = x.ndim - 1
+    index = own[0] if own else lax.broadcasted_iota(spec.index, x.shape, last)
+    nowhere = np.asarray(np.iinfo(index.dtype).max, index.dtype)
+    if mask is not None:
+        x, index = jnp.where(mask, x, 0), jnp.where(mask, index, nowhere)
+    rank = _order.ranks_of(x, spec.reducer.order)
+    worst = np.asarray(np.iinfo(rank.dtype).max, rank.dtype)
+    rank = jnp.where(index == nowhere, worst, rank)
+    place = lax.broadcasted_iota(_order.index_dtype(x.shape[-1]), x.shape, last)
+    place = lax.sort((rank, index, place), dimension=last, num_keys=2)[2][..., :few]
+    return [_order.take(v, place) for v in (x, index)]
 
 
 def prefixes(spec, x, axis):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax.errors import InconclusiveDimensionOperation
+from jax.extend.core import Primitive
 
 from jaxtile._jax_private import sharding_spec
 from jaxtile.errors import ContractError, TileShapeError, TileTypeError, message
@@ -124,16 +125,28 @@ def check_operands(op, spec, policy, elements, init, mask, kept, axes) -> None:
             )
 
 
-def batch_fibres(args: Sequence, dims: Sequence, params: dict, key: str) -> list:
-    """Every operand with the batch in front; the operands that lack it repeat."""
-    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
-    out = []
-    for a, d in zip(args, dims, strict=True):
-        if d is None:
-            out.append(jnp.broadcast_to(a, (size, *a.shape)))
-        else:
-            out.append(jnp.moveaxis(a, d, 0))
-    return out
+def batch_fibres(primitive: Primitive, key: str = "axis") -> Callable:
+    """The batching rule of an op on fibres: the batch goes in front, and is one more axis.
+
+    Args:
+        primitive: the op, whose operands all have the batch then.
+        key: its parameter that says which axes it works along.
+    """
+
+    def rule(args, dims, **params):
+        sizes = [a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None]
+        wide = [
+            jnp.broadcast_to(a, (sizes[0], *a.shape))
+            if d is None
+            else jnp.moveaxis(a, d, 0)
+            for a, d in zip(args, dims, strict=True)
+        ]
+        along = params[key]
+        shifted = along + 1 if isinstance(along, int) else tuple(a + 1 for a in along)
+        outs = primitive.bind(*wide, **{**params, key: shifted})
+        return outs, [0] * len(outs)
+
+    return rule
 
 
 def check_symbolic(op: str, sizes, policy) -> None:

@@ -96,7 +96,8 @@ def sequential(spec: Spec, elements, axis, init, mask, before=None) -> list:
         shown = _shown(spec, before, state, valid)
         return state, valid, _write(outs, shown, i, axis)
 
-    return _fold.steps(n - first, body, (state, valid, outs), 4)[2]
+    unroll = _fold.unrolled(spec, 4)
+    return _fold.steps(n - first, body, (state, valid, outs), unroll)[2]
 
 
 def _line(spec: Spec, block, mask, state, valid):

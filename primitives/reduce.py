@@ -78,9 +78,7 @@ def _native_tree(spec, elements, mask, axes, platform):
     """The state by XLA's own reduction and what exists, or None."""
     name = spec.reducer.native
     if name == "topk":
-        if mask is not None or not spec.index:
-            return None
-        return _native.ranked(spec, elements[0], axes, platform), None
+        return _native.ranked(spec, elements, mask, axes, platform), None
     if name in ("argmax", "argmin") and mask is None:
         x = convert(elements[0], spec.elements[0])
         return _native.argument(name, x, axes, spec.index), None
@@ -322,13 +320,6 @@ def _transpose(cotangents, *operands, spec, axes, seeded, masked, **params):
     return outs + [None] * masked
 
 
-def _batch(args, dims, **params):
-    axes = tuple(a + 1 for a in params["axes"])
-    args = batch_fibres(args, dims, params, "axes")
-    outs = reduce_p.bind(*args, **{**params, "axes": axes})
-    return outs, [0] * len(outs)
-
-
 _LEAF = jax.tree.structure(0)
 
 define(
@@ -337,7 +328,7 @@ define(
     reference=_reference,
     jvp=_jvp,
     transpose=_transpose,
-    batch=_batch,
+    batch=batch_fibres(reduce_p, "axes"),
     along=lambda *, axes, **_: axes,
     share=_share,
 )

@@ -114,18 +114,12 @@ def _reference(
     return outs + (last if final else [])
 
 
-def _batch(args, dims, **params):
-    args = batch_fibres(args, dims, params, "axis")
-    outs = scan_p.bind(*args, **{**params, "axis": params["axis"] + 1})
-    return outs, [0] * len(outs)
-
-
 define(
     scan_p,
     abstract=_abstract,
     reference=_reference,
     jvp=jvp,
     transpose=transpose,
-    batch=_batch,
+    batch=batch_fibres(scan_p),
     along=lambda *, axis, **_: (axis,),
 )

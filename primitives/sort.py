@@ -89,18 +89,12 @@ def _jvp(primals, tangents, *, indices, values, axis, **params):
     return wanted(outs, indices, values), wanted(dy, indices, values)
 
 
-def _batch(args, dims, *, axis, **params):
-    args = batch_fibres(args, dims, params, "axis")
-    outs = sort_p.bind(*args, axis=axis + 1, **params)
-    return outs, [0] * len(outs)
-
-
 define(
     sort_p,
     abstract=_abstract,
     reference=_reference,
     jvp=_jvp,
-    batch=_batch,
+    batch=batch_fibres(sort_p),
     along=lambda *, axis, **_: (axis,),
     local=True,
 )

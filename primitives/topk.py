@@ -126,18 +126,12 @@ def _jvp(primals, tangents, *, axis, counted, **params):
     return outs, moved(sources, outs, outs[1], axis)
 
 
-def _batch(args, dims, *, axis, **params):
-    args = batch_fibres(args, dims, params, "axis")
-    outs = topk_p.bind(*args, axis=axis + 1, **params)
-    return outs, [0] * len(outs)
-
-
 define(
     topk_p,
     abstract=_abstract,
     reference=_reference,
     jvp=_jvp,
-    batch=_batch,
+    batch=batch_fibres(topk_p),
     along=lambda *, axis, **_: (axis, -1),
     local=True,
 )

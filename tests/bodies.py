@@ -125,6 +125,24 @@ def between_oracle(x, ends, block):
     return out
 
 
+@jt.kernel(out=lambda x: (x, jax.ShapeDtypeStruct(x.shape[:1], x.dtype)))
+def suffixes(nest, x, y, first, *, block, along):
+    """The sums from each place on, and those from the first: stored in every turn."""
+    r = nest.parallel(x.shape[0], block)
+
+    @nest.pipeline(x.shape[1], along, init=nest.zeros(r, jnp.float32), reverse=True)
+    def _(c, after):
+        options = {"init": after, "direction": "reverse", "return_final": True}
+        found, last = jt.scan(x.tile(r, c).load(), c.dim, jt.add, **options)
+        y.tile(r, c).store(found)
+        first.tile(r).store(last)
+        return last
+
+
+def suffixes_oracle(x):
+    return np.cumsum(x[:, ::-1], 1)[:, ::-1], x.sum(1)
+
+
 @jt.kernel(out=lambda x: x)
 def halved(nest, x, y, *, block):
     """Halved until the largest of the block is below 1."""

@@ -199,6 +199,13 @@ OTHERS = {
         {"block": 8},
         False,
     ),
+    "suffixes in blocks": Case(
+        bodies.suffixes,
+        (bodies.floats(5, 45),),
+        bodies.suffixes_oracle,
+        {"block": 4, "along": 16},
+        False,
+    ),
     "halved": Case(
         bodies.halved,
         (bodies.floats(5, 45),),

@@ -77,6 +77,47 @@ def test_streaming_over_tiles_is_topk_of_the_whole():
     _check(state, x, 4)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("k", [3, 20])
+def test_pairs_with_indices_of_their_own(policy, k):
+    """Shuffled, masked, and with empty pairs among them, which stay empty."""
+    rng = rng_of(policy, k, "pairs")
+    x = order.anything(rng, (3, 30), "float32")
+    index = np.stack([rng.permutation(100)[:30] for _ in x]).astype(np.int32)
+    mask = rng.random(x.shape) < 0.8
+    nowhere = np.iinfo(np.int32).max
+    index[:, 5:8], mask[:, 5:8] = nowhere, True
+    merge = jt.topk_merge(k, indexed=False)
+    run = jax.jit(lambda *v: jt.reduce(v[:2], 1, merge, where=v[2], policy=policy))
+    best = run(x, index, mask)
+    values, found = (np.stack(v, -1) for v in best)
+    for row, own, keep, value, place in zip(x, index, mask, values, found, strict=True):
+        own = np.where(keep, own, nowhere)
+        by = [i for i in np.argsort(own) if own[i] != nowhere]
+        p = [by[j] for j in order.permutation(list(row[by]), True, "last")][:k]
+        order.same(value[: len(p)], row[p])
+        order.same(place, np.array([*own[p], *[-1] * (k - len(p))], np.int32))
+    whole = run(x, index, np.ones_like(mask))
+    for a, b in zip(
+        jax.tree.leaves(whole),
+        jax.tree.leaves(jt.reduce((x, index), 1, merge, policy=policy)),
+        strict=True,
+    ):
+        same_bits(a, b)
+
+
+def test_a_mask_of_indexed_elements():
+    x = order.anything(rng_of("masked"), (3, 30), "float32")
+    mask = rng_of("mask").random(x.shape) < 0.5
+    best = jt.reduce(x, 1, jt.topk_merge(6), where=mask)
+    values, found = (np.stack(v, -1) for v in best)
+    for row, keep, value, place in zip(x, mask, values, found, strict=True):
+        by = np.flatnonzero(keep)
+        p = [by[j] for j in order.permutation(list(row[by]), True, "last")][:6]
+        order.same(value, row[p])
+        order.same(place, np.array(p, np.int32))
+
+
 def test_scans_and_segments():
     x = order.anything(rng_of("scan"), (1, 12), "float32")
     prefixes = jt.scan(x, 1, jt.topk_merge(2))
@@ -121,6 +162,11 @@ def test_equal_reducers_are_equal():
 def test_refusals():
     with pytest.raises(TileValueError, match="topk_merge: .*k in \\[1, 2.*; got 0"):
         jt.topk_merge(0)
+    for k in (257, 2**40):  # a state has k components: it would never compile
+        with pytest.raises(
+            TileValueError, match=rf"k in \[1, 256\]; got {k}. .*jaxtile.topk"
+        ):
+            jt.topk_merge(k)
     with pytest.raises(TileTypeError, match="topk_merge: .*an integer k"):
         jt.topk_merge(1.0)
     with pytest.raises(TileValueError, match="topk_merge: .*nan in"):

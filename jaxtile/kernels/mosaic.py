@@ -1,4 +1,4 @@
-"""A kernel as one Mosaic GPU kernel: a warpgroup for each instance.
+"""A kernel as one Mosaic GPU kernel: one to four warpgroups for each instance.
 
 The body is traced once to a list of steps, and every thread runs them on the elements
 that it has in registers, loaded straight from global memory. Tiles have the sizes that

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from jaxtile.pallas_lowering.mosaic_gpu._body import (
     OURS,
     SAME,
     Body,
-    Place,
     Step,
     Value,
     fibres_of,
@@ -29,8 +27,9 @@ from jaxtile.pallas_lowering.mosaic_gpu._given import Given
 from jaxtile.pallas_lowering.mosaic_gpu._lanes import EXCHANGE_BYTES, Thread
 from jaxtile.pallas_lowering.mosaic_gpu._launch import Program
 from jaxtile.pallas_lowering.mosaic_gpu._layouts import MOST_EACH
-from jaxtile.pallas_lowering.mosaic_gpu._ops import constant, type_of
+from jaxtile.pallas_lowering.mosaic_gpu._ops import constant
 from jaxtile.pallas_lowering.mosaic_gpu._region import Region, convert, lacks
+from jaxtile.pallas_lowering.mosaic_gpu._runs import runs_of
 from jaxtile.pallas_lowering.mosaic_gpu._spread import (
     Axis,
     Grid,
@@ -39,7 +38,6 @@ from jaxtile.pallas_lowering.mosaic_gpu._spread import (
     assign,
     both,
     most_each,
-    neighbours,
 )
 from jaxtile.pallas_lowering.mosaic_gpu.map import region_of
 from jaxtile.pallas_lowering.mosaic_gpu.reduce import Reduction, reduction_parts
@@ -295,43 +293,11 @@ class Emitter:
 
     # Memory.
 
-    def _tile(self, place: Place, tile: Value, starts: Sequence[np.ndarray]):
-        """(first offset, inside, how many) of the runs of a tile's scalars."""
-        grid = self.grid(tile)
-        strides = _strides([p.extent for p in place.pieces])
-        base, sides, lone = self.first[place.role, place.number], [], None
-        lines, along = list(grid.lines), []
-        for piece, start, stride in zip(place.pieces, starts, strides, strict=True):
-            first = start.item()
-            base = arith.addi(base, _times(first, stride))
-            if piece.dim is None:
-                lone = both(lone, _within(first, piece) if piece.ragged else None)
-                continue
-            line = lines.pop(0)
-            base = arith.addi(base, _times(line.mine, stride))
-            flags = list(line.padding)
-            if piece.ragged:
-                spots = range(len(flags))
-                some = [_within(arith.addi(first, line.at(k)), piece) for k in spots]
-                flags = [both(a, b) for a, b in zip(flags, some, strict=True)]
-            sides.append(flags)
-            along.append(stride)
-        inside = grid.all_of(sides)
-        last = math.gcd(neighbours(place), grid.counts[-1]) if sides else 1
-        found = []
-        for index, where in grid.places():
-            if index[-1] % last:
-                continue
-            fixed = sum(
-                v.fixed(w) * s for v, w, s in zip(grid.lines, where, along, strict=True)
-            )
-            offset = arith.addi(base, th.i64(fixed)) if fixed else base
-            found.append((index, offset, both(lone, inside[index])))
-        return grid, found, last
-
     def _load(self, step: Step, fill: np.ndarray, *starts) -> list[np.ndarray]:
         place = step.params["place"]
-        grid, runs, count = self._tile(place, step.gives[0], starts)
+        grid = self.grid(step.gives[0])
+        first = self.first[place.role, place.number]
+        runs, count = runs_of(place, grid, first, starts)
         buffer = self.program.inputs[place.number]
         out = np.empty(grid.counts, object)
         for index, offset, inside in runs:
@@ -345,7 +311,9 @@ class Emitter:
 
     def _store(self, step: Step, token, value: np.ndarray, *starts):
         place = step.params["place"]
-        grid, runs, count = self._tile(place, step.reads[1], starts)
+        grid = self.grid(step.reads[1])
+        first = self.first[place.role, place.number]
+        runs, count = runs_of(place, grid, first, starts)
         buffer = self.program.outputs[place.number]
         value = np.broadcast_to(value, grid.counts)
         alone = grid.first_of_alike()
@@ -394,18 +362,3 @@ def _split(flat: Sequence[ir.Value], shapes: Sequence) -> list[np.ndarray]:
         array.flat[:], rest = rest[: array.size], rest[array.size :]
         out.append(array)
     return out
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
-
-
-def _times(value: ir.Value, stride: int) -> ir.Value:
-    """A coordinate, which may be negative, times a stride, as 64 bits."""
-    return arith.muli(arith.extsi(type_of(np.int64), value), th.i64(stride))
-
-
-def _within(coordinate: ir.Value, piece: Any) -> ir.Value:
-    """Whether a coordinate lies in the array; a negative one is huge without a sign."""
-    end = th.i32(piece.extent)
-    return arith.cmpi(arith.CmpIPredicate.ult, coordinate, end)

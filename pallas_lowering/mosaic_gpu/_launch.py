@@ -22,9 +22,10 @@ MOST_SLOTS = 227 * 1024 // 8
 
 
 # What code stands for, for those who read a kernel's jaxpr: it does nothing.
+# The `sharers` are warpgroups that run the ops together.
 shown_p = new_primitive("tile_shown")
-shown_p.def_abstract_eval(lambda jaxpr: [])
-BACKEND.hooks.register(shown_p, lambda ctx, jaxpr: [])
+shown_p.def_abstract_eval(lambda **_: [])
+BACKEND.hooks.register(shown_p, lambda ctx, **_: [])
 
 
 @dataclass
@@ -67,6 +68,7 @@ def launch(
     """
     dtypes = [np.dtype(v.dtype) for v in (*operands, *outs)]
     n = len(operands)
+    groups = warps // _WARPS_OF_GROUP
 
     def kernel(*refs):
         inline = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * len(refs))
@@ -78,11 +80,10 @@ def launch(
             body(Program(buffers[:n], buffers[n:], words))
 
         if shows is not None:
-            shown_p.bind(jaxpr=shows)
+            shown_p.bind(jaxpr=shows, sharers=groups)
         code: Any = inline(run)
         code(*refs)
 
-    groups = warps // _WARPS_OF_GROUP
     several: dict[str, Any] = {}
     if groups > 1:
         several = dict(num_threads=groups, thread_name="group")

@@ -106,6 +106,14 @@ def test_a_recurrence():
     args = (x, decay - 3, gate, bodies.floats(300) / 99)
     _same(_recurrence.recurrence, *args, rtol=2e-4, atol=2e-5, block=64, lanes=128)
 
+    def pulled(name):
+        call = lambda *v: _recurrence.recurrence(*v, implementation=name)  # noqa: E731
+        return lambda *v: jax.vjp(call, *v)[1](v[0])
+
+    found = on_gpu(pulled("mosaic_gpu"), *args), on_cpu(pulled("reference"), *args)
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
 
 def test_a_batch_and_a_derivative():
     def call(x):

@@ -10,7 +10,7 @@ import body_cases
 import jaxtile as jt
 import targets
 from folds import same_derivatives
-from jaxtile import _kernels
+from jaxtile import _kernels, _recurrence
 from jaxtile.errors import UnsupportedOnBackend
 from machines import kernels_on_machine
 
@@ -108,6 +108,23 @@ def test_derivatives(launches):
 
 
 @on_machine
+def test_a_derivative_of_the_kernels_own(launches):
+    """That of the recurrence is a kernel too, with windows and a loop backwards."""
+    args = [bodies.floats(2, 17, 6) / 99 for _ in range(3)] + [bodies.floats(6) / 99]
+
+    def pulled(name):
+        def call(*args):
+            config = {"block": 8, "lanes": 4, "implementation": name}
+            return _recurrence.recurrence(*args, **config)
+
+        return jax.jit(lambda *v: jax.vjp(call, *v)[1](v[0]))(*args)
+
+    for got, want in zip(pulled("mosaic_gpu"), pulled("reference"), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert len(launches) == 2
+
+
+@on_machine
 @pytest.mark.parametrize(
     ("shape", "dtype", "loads"),
     [
@@ -146,6 +163,11 @@ def test_explain_sees_their_ops():
         ("in kernel: mosaic_gpu", "mosaic_gpu")
     }
     assert {e.times for e in report} == {2}
+    with targets.mesh("NVIDIA H200", 132, "gpu"):  # of four warpgroups, in one run
+        report = jt.explain(lambda v: _kernels.softmax(v, implementation="mosaic_gpu"))(
+            targets.spec((8, 1100))
+        )
+    assert {e.times for e in report} == {1}
 
 
 @jt.kernel(out=lambda x: x, tuned={"mosaic_gpu": {"block": 2}})
