@@ -11,6 +11,7 @@ the rest.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -91,11 +92,38 @@ def _back(x, decay, gate, slow, dh, before):
     return up, slow * dslow * (1.0 - r), up * x * (1.0 - i), dslow
 
 
-def _shifted(view: Any, batch: Any, time: Any, lane: Any, by: int) -> Any:
-    """A view's values `by` steps later than those of a block of time; 0 outside."""
-    dim = Dim("shifted")
-    tile = _wide(view.tile(batch, Window(time.start + by, dim, time.block), lane))
-    return Tile(tile.array, (time.dim, lane.dim))
+class _Steps:
+    """The operands' values at a block of time, or at the next one while this is computed.
+
+    Args:
+        views: `(view, by)`: which, and how many steps later.
+        batch, lane: the handles.
+        block: of time.
+        ahead: they are loaded a block before they are used.
+    """
+
+    def __init__(self, views: Sequence, batch: Any, lane: Any, block: int, ahead: bool):
+        self.views, self.batch, self.lane = views, batch, lane
+        self.block, self.ahead = block, ahead
+
+    def following(self, start: Any) -> tuple:
+        """What the block that begins there is given."""
+        if not self.ahead:
+            return ()
+        return tuple(self._window(v, start + by) for v, by in self.views)
+
+    def now(self, time: Any, given: tuple) -> list[Tile]:
+        """The tiles at a block; 0 outside."""
+        part = (self.batch, time, self.lane)
+        arrays = given or [
+            self._window(v, time.start + by) if by else _wide(v.tile(*part)).array
+            for v, by in self.views
+        ]
+        return [Tile(x, (time.dim, self.lane.dim)) for x in arrays]
+
+    def _window(self, view: Any, start: Any) -> Any:
+        time = Window(start, Dim("following"), self.block)
+        return _wide(view.tile(self.batch, time, self.lane)).array
 
 
 @kernel(out=lambda x, *rest: x, tuned={**_TUNED, "triton": {**_SMALL, "ahead": True}})
@@ -105,21 +133,13 @@ def recurrence(
     batch, lane = nest.parallel(x.shape[0]), nest.parallel(x.shape[2], lanes)
     slow = _RATE * activations.softplus(_wide(rate.tile(lane)))
 
-    def following(start):
-        """The operands' next block, loaded while this one is computed."""
-        part = (batch, Window(start, Dim("following"), block), lane)
-        return tuple(_wide(v.tile(*part)).array for v in (x, decay, gate))
-
-    start = nest.zeros(lane, slow.dtype), following(0) if ahead else ()
+    steps = _Steps([(v, 0) for v in (x, decay, gate)], batch, lane, block, ahead)
+    start = nest.zeros(lane, slow.dtype), steps.following(0)
 
     @nest.pipeline(x.shape[1], block, init=start)
     def _(time, s):
-        part = (batch, time, lane)
-        if ahead:
-            now = [Tile(v, (time.dim, lane.dim)) for v in s[1]]
-        else:
-            now = [_wide(v.tile(*part)) for v in (x, decay, gate)]
-        later = following(time.start + block) if ahead else ()
+        part, now = (batch, time, lane), steps.now(time, s[1])
+        later = steps.following(time.start + block)
         element = elementwise.map(_step, *now, slow)
         out, last = scan(element, time.dim, affine, init=(1.0, s[0]), return_final=True)
         y.tile(*part).store(cast(out, y.dtype))
@@ -132,25 +152,30 @@ def _like(x: Any, decay: Any, gate: Any, rate: Any, *rest: Any) -> tuple:
 
 
 @kernel(out=_like, tuned=_TUNED)
-def recurrence_back(nest: Nest, *views, block=128, lanes=128):
+def recurrence_back(nest: Nest, *views, block=128, lanes=128, ahead=False):
     x, decay, gate, rate, y, dy, dx, ddecay, dgate, dslow = views
     batch, lane = nest.parallel(x.shape[0]), nest.parallel(x.shape[2], lanes)
     slow = _RATE * activations.softplus(_wide(rate.tile(lane)))
     zero = nest.zeros(lane, slow.dtype)
+    # a_(t+1), and h_(t-1) as it was stored: rounded, where x is
+    given = [(decay, 1), (dy, 0), (x, 0), (decay, 0), (gate, 0), (y, -1)]
+    steps = _Steps(given, batch, lane, block, ahead)
+    last = (x.shape[1] - 1) // block * block
 
-    @nest.pipeline(x.shape[1], block, init=(zero, zero), reverse=True)
+    @nest.pipeline(
+        x.shape[1], block, init=(zero, zero, steps.following(last)), reverse=True
+    )
     def state(time, s):
-        part = (batch, time, lane)
+        after, up, *now, before = steps.now(time, s[2])
+        then = steps.following(time.start - block)
         # dh_t = dy_t + a_(t+1) dh_(t+1)
-        later = elementwise.map(_kept, _shifted(decay, *part, 1), slow)
+        element = elementwise.map(_kept, after, slow), up
         options = {"direction": "reverse", "return_final": True, "init": (1.0, s[0])}
-        dh, first = scan((later, _wide(dy.tile(*part))), time.dim, affine, **options)
-        # h_(t-1) as it was stored: rounded, where x is
-        given = [_wide(v.tile(*part)) for v in (x, decay, gate)]
-        found = elementwise.map(_back, *given, slow, dh, _shifted(y, *part, -1))
+        dh, first = scan(element, time.dim, affine, **options)
+        found = elementwise.map(_back, *now, slow, dh, before)
         for view, value in zip((dx, ddecay, dgate), found, strict=False):
-            view.tile(*part).store(cast(value, view.dtype))
-        return first[1], s[1] + reduce(found[3], time.dim, catalogue.add)
+            view.tile(batch, time, lane).store(cast(value, view.dtype))
+        return first[1], s[1] + reduce(found[3], time.dim, catalogue.add), then
 
     dslow.tile(batch, lane).store(state[1])
 

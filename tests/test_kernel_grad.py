@@ -113,14 +113,20 @@ def _recurrence_oracle(x, decay, gate, rate, dy):
     return [*found, drate]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "ahead"), [(None, False), ("interpret", False), ("interpret", True)]
+)
 @pytest.mark.parametrize(("steps", "block"), [(45, 16), (17, 12)])
-def test_recurrence(steps, block, name):
+def test_recurrence(steps, block, name, ahead):
     shape = (2, steps, 6)
     x, gate, dy = (_f32(*shape) for _ in range(3))
     decay, rate = _f32(*shape) - 1.0, _f32(6) - 2.0
     call = functools.partial(
-        _recurrence.recurrence, block=block, lanes=4, implementation=name
+        _recurrence.recurrence,
+        block=block,
+        lanes=4,
+        ahead=ahead,
+        implementation=name,
     )
     _, pull = jax.vjp(call, x, decay, gate, rate)
     want = _recurrence_oracle(x, decay, gate, rate, dy)
