@@ -19,6 +19,7 @@ from jax import core, lax
 from jax.extend.core import Jaxpr, Literal
 
 from jaxtile._graph import COORDINATE, STATE, Graph, Node, Value, nodes
+from jaxtile._jax_private import varying_axes
 from jaxtile.primitives._scalar import equation
 
 
@@ -163,6 +164,10 @@ def run_node(node: Node, *values) -> list:
     alike = all(np.shape(v) in ((), shape) for v in values)
     if eqn.primitive.name in ELEMENTWISE and alike:
         return equation(eqn, values)
+    if eqn.primitive.name == "pvary":  # what comes in may vary already
+        have = varying_axes(jax.typeof(values[0]))
+        rest = tuple(a for a in eqn.params["axes"] if a not in have)
+        return [eqn.primitive.bind(*values, axes=rest)] if rest else list(values)
     if "custom" not in eqn.primitive.name:
         outs = eqn.primitive.bind(*values, **eqn.params)
         return list(outs) if eqn.primitive.multiple_results else [outs]

@@ -239,3 +239,23 @@ def test_coordinates_are_known_in_shard_map():
         run = jax.shard_map(square, in_specs=ROWS, out_specs=ROWS)
         got = jax.jit(run)(*_put(mesh, [x], [ROWS]))
     np.testing.assert_array_equal(got, x.reshape(4, 4)[:, :2].ravel())
+
+
+def test_attention_and_its_derivative_on_a_mesh(mesh):
+    arrays = [_f32(4, 2, 6, 4), _f32(4, 1, 9, 4), _f32(4, 1, 9, 4)]
+
+    def plain(q, k, v):
+        s = jnp.einsum("bhqd,bgkd->bhqk", q, k) / 2.0
+        seen = jnp.tril(jnp.ones(s.shape[2:], bool), 3)
+        return jnp.einsum(
+            "bhqk,bgkd->bhqd", jax.nn.softmax(jnp.where(seen, s, -jnp.inf)), v
+        )
+
+    call = functools.partial(jt.nn.attention, causal=True, block=4)
+    with jax.set_mesh(jax.make_mesh((1,), ("one",), axis_types=(AxisType.Auto,))):
+        want = jax.jit(_gradient(plain, 3))(*arrays)
+        want = jax.tree.map(np.asarray, want)
+    args = _put(mesh, arrays, [ROWS] * 3)
+    local = jax.shard_map(call, in_specs=(ROWS,) * 3, out_specs=ROWS)
+    for run in (call, local):
+        _close(jax.jit(_gradient(run, 3))(*args), want)
