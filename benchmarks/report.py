@@ -25,6 +25,8 @@ TABLES = {
     "benchmarks": "cpu.md",
     "gpu benchmarks": "gpu.md",
     "gpu mma": "gpu_mma.md",
+    "gpu order": "gpu_order.md",
+    "gpu kernels": "gpu_kernels.md",
 }
 
 

@@ -67,11 +67,44 @@ class Laws:
         return f"the laws {', '.join(held)}" if held else "no law"
 
 
+class _Same:
+    """A key that only the very same object has, which lives as long as the key."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __hash__(self):
+        return id(self.value)
+
+    def __eq__(self, other: object):
+        return isinstance(other, _Same) and self.value is other.value
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names that a function's code, and the code inside it, looks up."""
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _globals_of(fn: types.FunctionType) -> dict[str, Any]:
+    """What a function reads from its module: a notebook's constants change."""
+    home = fn.__globals__
+    if str(home.get("__name__")).split(".")[0] == "jaxtile":
+        return {}
+    found = {n: home[n] for n in sorted(_names(fn.__code__)) if n in home}
+    return {
+        # A function of another module is what it is; one beside this reads constants too.
+        n: _Same(v) if getattr(v, "__globals__", home) is not home else v
+        for n, v in found.items()
+    }
+
+
 def value_key(value: Any, _inside: tuple = ()) -> Hashable:
     """A key that is equal for values which compute the same thing.
 
-    Two functions from the same source line with equal closures get equal keys, so that a
-    reducer written inside a jitted function never causes a second trace.
+    Two functions from the same source line with equal closures, which read equal globals,
+    get equal keys, so that a reducer written inside a jitted function never causes a second
+    trace.
     """
     if any(value is outer for outer in _inside):
         return ("recursive", len(_inside))  # a function that closes over itself
@@ -80,7 +113,9 @@ def value_key(value: Any, _inside: tuple = ()) -> Hashable:
         closure = tuple(key(cell.cell_contents) for cell in value.__closure__ or ())
         defaults = tuple(map(key, value.__defaults__ or ()))
         keywords = key(value.__kwdefaults__ or {})
-        return (value.__code__, id(value.__globals__), closure, defaults, keywords)
+        outside = tuple((n, key(v)) for n, v in _globals_of(value).items())
+        home = id(value.__globals__)
+        return (value.__code__, home, closure, defaults, keywords, outside)
     if isinstance(value, functools.partial):
         return (key(value.func), tuple(map(key, value.args)), key(value.keywords))
     if isinstance(value, np.generic | np.ndarray):
@@ -94,7 +129,7 @@ def value_key(value: Any, _inside: tuple = ()) -> Hashable:
     try:
         hash(value)
     except TypeError:
-        return id(value)
+        return _Same(value)
     return (type(value), value)
 
 

@@ -107,7 +107,7 @@ def convert(x, dtype):
 
 
 def _divide(a, b):
-    """The correctly rounded float32 quotient; XLA's own on CUDA is off by up to 2 ulp.
+    """The correctly rounded float32 quotient; XLA's own is off by up to 2 ulp on CUDA.
 
     float64 has more than twice the digits, so rounding its quotient again is exact. LLVM
     knows that too and would divide in float32 after all: the guard keeps it from seeing.
@@ -115,6 +115,14 @@ def _divide(a, b):
     with jax.enable_x64(True):
         wide = [lax.convert_element_type(jnp.asarray(v), jnp.float64) for v in (a, b)]
         return lax.convert_element_type(_guard(lax.div(*wide)), jnp.float32)
+
+
+def _inexact(divisor) -> bool:
+    """XLA's own float32 quotient by this divisor is not the correctly rounded one."""
+    home = PLATFORM.get()
+    # XLA on the CPU multiplies by the rounded reciprocal of a constant.
+    constant = isinstance(divisor, (np.ndarray, np.generic, float))
+    return home == "cuda" or (home == "cpu" and constant)
 
 
 def equation(eqn, values, exposed=True):
@@ -127,7 +135,7 @@ def equation(eqn, values, exposed=True):
     """
     name = eqn.primitive.name
     dtype = eqn.outvars[0].aval.dtype
-    if name == "div" and dtype == jnp.float32 and PLATFORM.get() == "cuda":
+    if name == "div" and dtype == jnp.float32 and _inexact(values[1]):
         return [_divide(*values)]
     if name == "convert_element_type":
         return [convert(values[0], dtype)]
