@@ -206,6 +206,52 @@ def integer(op: str, what: str, value: Any, way_out: str) -> int:
     )
 
 
+def number(op: str, what: str, value: Any, way_out: str) -> float:
+    """A real number, known while tracing; a bool is none.
+
+    Raises:
+        TileTypeError: it is anything else.
+    """
+    traced = isinstance(value, Tracer)
+    if isinstance(value, str | bool | np.bool_) or traced or np.ndim(value):
+        found = None
+    else:
+        try:
+            found = float(value)
+        except (TypeError, ValueError):
+            found = None
+    if found is None:
+        raise TileTypeError(
+            message(
+                op,
+                expected=what,
+                got="a traced value" if traced else repr(value),
+                way_out=way_out,
+            )
+        )
+    return found
+
+
+def floats(op: str, name: str, value: Any) -> jax.Array:
+    """An operand that is no tile, as a jax array of floats.
+
+    Raises:
+        TileTypeError: as `as_array`; it holds something else.
+    """
+    value = as_array(op, value)
+    formats.require_arithmetic(value.dtype, op)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"{name} of floats",
+                got=value.dtype.name,
+                way_out="Cast it to float32 first.",
+            )
+        )
+    return value
+
+
 def arguments(op: str, fn: Callable, args: Sequence, named: dict) -> tuple:
     """The arguments of a call by position, if they fit the signature of `fn`.
 

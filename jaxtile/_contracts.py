@@ -91,13 +91,15 @@ def _template(reducer: Reducer, state: State) -> tuple[Any, Graph]:
     def graph_with(tree):
         return attempt("fold", tell, merge_graph, reducer.merge, avals, tree)
 
-    tree = state.plain
+    # Tiles broadcast by dims, where their arrays might by position. A merge of arrays
+    # takes no tiles.
+    tree = state.tree
     try:
         graph = graph_with(tree)
     except TileError:
-        if tree == state.tree:
+        if tree == state.plain:
             raise
-        tree = state.tree  # a merge of tiles takes no arrays
+        tree = state.plain
         graph = graph_with(tree)
     got = [(v.aval.shape, v.aval.dtype) for v in graph.results]
     if got != [(a.shape, a.dtype) for a in avals]:

@@ -29,6 +29,11 @@ def _wide(ref: Any) -> Any:
     return cast(tile, formats.accumulator(tile.dtype))
 
 
+def _widest(*operands: Any) -> Any:
+    """The dtype in which a product of floats, and of codes, adds up."""
+    return jnp.float64 if any(v.dtype == jnp.float64 for v in operands) else jnp.float32
+
+
 # The longest row that stays in a GPU's registers.
 _LONGEST = 16384
 
@@ -129,7 +134,7 @@ def _long_layer_norm(nest: Nest, x, weight, bias, y, eps, block, width):
         own_m2 = reduce((t - own) * (t - own), cols.dim, catalogue.add)
         # Welford's merge: a piece weighs as much as its share of what has been seen.
         share, gap = count / (cols.start + count), own - mean
-        return mean + gap * share, m2 + own_m2 + gap * gap * share * cols.start
+        return mean + gap * share, m2 + own_m2 + gap * share * (gap * cols.start)
 
     def start(zero):
         return zero, zero
@@ -167,18 +172,19 @@ def _long_rms_norm(nest: Nest, x, weight, y, eps, block, width):
 
 
 @kernel(
-    out=lambda x, w, labels: jax.ShapeDtypeStruct(labels.shape, jnp.float32),
+    out=lambda x, w, labels: jax.ShapeDtypeStruct(labels.shape, _widest(x, w)),
     tuned={"reference": {"block": 4096}},
 )
 def cross_entropy(nest: Nest, x, w, labels, loss, *, block=512):
     rows, depth = nest.parallel(x.shape[0], 128), Dim("depth")
     t, label = x.tile(rows, depth).load(), labels.tile(rows).load()
-    low = nest.full(rows, -jnp.inf, jnp.float32)
+    wide = _widest(x, w)
+    low = nest.full(rows, -jnp.inf, wide)
 
-    @nest.pipeline(w.shape[1], block, init=(low, nest.zeros(rows, jnp.float32)))
+    @nest.pipeline(w.shape[1], block, init=(low, nest.zeros(rows, wide)))
     def state(words, s):
         total, picked = s
-        nothing = nest.zeros((rows, words), jnp.float32)
+        nothing = nest.zeros((rows, words), wide)
         logits = mma(t, w.tile(depth, words).load(), nothing)
         at = elementwise.ite(
             nest.coordinates(words) == label + 0 * nothing, logits, 0.0
@@ -198,7 +204,7 @@ def cross_entropy(nest: Nest, x, w, labels, loss, *, block=512):
 def linear_gelu(nest: Nest, a, b, bias, y, *, block=128):
     m, n = nest.parallel(a.shape[0], block), nest.parallel(b.shape[1], block)
 
-    @nest.pipeline(a.shape[1], block, init=nest.zeros((m, n), jnp.float32))
+    @nest.pipeline(a.shape[1], block, init=nest.zeros((m, n), _widest(a, b)))
     def acc(k, acc):
         return mma(a.tile(m, k).load(), b.tile(k, n).load(), acc)
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxtile import _attention, _kernels, _recurrence, formats
-from jaxtile._checks import as_array
+from jaxtile import _attention, _kernels, _recurrence
+from jaxtile._checks import as_array, flag, floats, integer, number
 from jaxtile._scaled import quantized_matmul as quantized_matmul
 from jaxtile._scaled import scaled_matmul as scaled_matmul
-from jaxtile.errors import TileShapeError, message
+from jaxtile.errors import TileShapeError, TileTypeError, message
 
 
 def _rows(op: str, x: Any) -> tuple[jax.Array, tuple[int, ...]]:
     """An array as rows along its last axis, and its shape."""
-    x = as_array(op, x)
-    formats.require_arithmetic(x.dtype, op)
+    x = floats(op, "x", x)
     if x.ndim < 1 or 0 in x.shape:
         _refuse(op, "an array with a last axis and no empty one", x.shape)
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), x.shape
@@ -32,10 +30,46 @@ def _refuse(op: str, expected: str, shape: Any, way_out: str = "Reshape it.") ->
 
 
 def _vector(op: str, name: str, value: Any, size: int) -> jax.Array:
-    value = as_array(op, value)
+    value = floats(op, name, value)
     if value.shape != (size,):
         _refuse(op, f"{name} of shape {(size,)}", value.shape, "One for each column.")
     return value
+
+
+_EPS = "It is known while tracing: pass a Python float."
+
+
+def _integers(op: str, name: str, value: Any, shape: tuple, size: int) -> jax.Array:
+    """Integers of a shape as int32; what lies outside [0, size] stays outside."""
+    value = as_array(op, value)
+    if value.shape != shape:
+        _refuse(op, f"{name} of shape {shape}", value.shape)
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"{name} of integers",
+                got=value.dtype.name,
+                way_out="Cast them to int32.",
+            )
+        )
+    if value.dtype.itemsize < 4:
+        value = value.astype(jnp.int32)
+    low = -1 if jnp.issubdtype(value.dtype, jnp.signedinteger) else 0
+    return jnp.clip(value, low, size).astype(jnp.int32)
+
+
+def _require_alike(op: str, **operands: Any) -> None:
+    """Refuse float64 beside narrower operands: an accumulator has one dtype."""
+    if len({v.dtype == jnp.float64 for v in operands.values()}) > 1:
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"{', '.join(operands)} all of float64, or none",
+                got=", ".join(v.dtype.name for v in operands.values()),
+                way_out="Cast them to one dtype.",
+            )
+        )
 
 
 def softmax(x: Any) -> jax.Array:
@@ -49,7 +83,7 @@ def softmax(x: Any) -> jax.Array:
 
     Raises:
         TileShapeError: no axis, or an empty one.
-        TileTypeError: x is no array or number.
+        TileTypeError: x holds no floats, or is no array.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -75,7 +109,7 @@ def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> jax.Arra
 
     Raises:
         TileShapeError: no axis or an empty one, or vectors of another size.
-        TileTypeError: an operand that is no array.
+        TileTypeError: operands of other dtypes, or that are no arrays.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -86,7 +120,8 @@ def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> jax.Arra
     rows, shape = _rows("layer_norm", x)
     weight = _vector("layer_norm", "weight", weight, shape[-1])
     bias = _vector("layer_norm", "bias", bias, shape[-1])
-    return _kernels.layer_norm(rows, weight, bias, eps=float(eps)).reshape(shape)
+    eps = number("layer_norm", "eps a number", eps, _EPS)
+    return _kernels.layer_norm(rows, weight, bias, eps=eps).reshape(shape)
 
 
 def rms_norm(x: Any, weight: Any, *, eps: float = 1e-6) -> jax.Array:
@@ -102,7 +137,7 @@ def rms_norm(x: Any, weight: Any, *, eps: float = 1e-6) -> jax.Array:
 
     Raises:
         TileShapeError: no axis or an empty one, or a vector of another size.
-        TileTypeError: an operand that is no array.
+        TileTypeError: operands of other dtypes, or that are no arrays.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -111,7 +146,8 @@ def rms_norm(x: Any, weight: Any, *, eps: float = 1e-6) -> jax.Array:
     """
     rows, shape = _rows("rms_norm", x)
     weight = _vector("rms_norm", "weight", weight, shape[-1])
-    return _kernels.rms_norm(rows, weight, eps=float(eps)).reshape(shape)
+    eps = number("rms_norm", "eps a number", eps, _EPS)
+    return _kernels.rms_norm(rows, weight, eps=eps).reshape(shape)
 
 
 def cross_entropy(x: Any, w: Any, labels: Any) -> jax.Array:
@@ -125,11 +161,11 @@ def cross_entropy(x: Any, w: Any, labels: Any) -> jax.Array:
         labels: integers `[...]` in [0, words); others give the logsumexp alone.
 
     Returns:
-        A float32 loss of the labels' shape.
+        A loss of the labels' shape, of float32; of float64 where x or w is.
 
     Raises:
         TileShapeError: shapes that do not fit.
-        TileTypeError: an operand that is no array.
+        TileTypeError: operands of other dtypes, or that are no arrays.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -138,13 +174,11 @@ def cross_entropy(x: Any, w: Any, labels: Any) -> jax.Array:
         [2.0794415] 2.0794415
     """
     rows, shape = _rows("cross_entropy", x)
-    w, labels = as_array("cross_entropy", w), as_array("cross_entropy", labels)
+    w = as_array("cross_entropy", w)
     if w.ndim != 2 or w.shape[0] != shape[-1] or 0 in w.shape:
         _refuse("cross_entropy", f"w of shape ({shape[-1]}, words)", w.shape)
-    if labels.shape != shape[:-1]:
-        _refuse("cross_entropy", f"labels of shape {shape[:-1]}", labels.shape)
-    flat = labels.reshape(-1).astype(jnp.int32)
-    return _kernels.cross_entropy(rows, w, flat).reshape(shape[:-1])
+    labels = _integers("cross_entropy", "labels", labels, shape[:-1], w.shape[1])
+    return _kernels.cross_entropy(rows, w, labels.reshape(-1)).reshape(shape[:-1])
 
 
 def attention(
@@ -172,7 +206,7 @@ def attention(
 
     Raises:
         TileShapeError: shapes that do not fit.
-        TileTypeError: an operand that is no array.
+        TileTypeError: operands of other dtypes, or that are no arrays.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -180,7 +214,9 @@ def attention(
         >>> print(jt.nn.attention(q, v, v))
         [[[[1. 2.]]]]
     """
-    q, k, v = (as_array("attention", x) for x in (q, k, v))
+    q, v = floats("attention", "q", q), floats("attention", "v", v)
+    k = as_array("attention", k)
+    _require_alike("attention", q=q, k=k, v=v)
     way_out = "q is [batch, heads, rows, depth], k and v [batch, groups, keys, depth]."
     fits = q.ndim == k.ndim == v.ndim == 4 and k.shape == v.shape and 0 not in q.shape
     if not fits or 0 in k.shape:
@@ -189,15 +225,22 @@ def attention(
     groups = k.shape[1]
     if (k.shape[0], k.shape[3]) != (b, depth) or heads % groups:
         _refuse("attention", f"k that fits q of {q.shape}", k.shape, way_out)
-    full = jnp.full(b, k.shape[2], jnp.int32)
-    lengths = full if lengths is None else as_array("attention", lengths)
-    if lengths.shape != (b,):
-        _refuse("attention", f"lengths of shape ({b},)", lengths.shape, way_out)
+    if lengths is None:
+        lengths = jnp.full(b, k.shape[2], jnp.int32)
+    lengths = _integers("attention", "lengths", lengths, (b,), k.shape[2])
     split = q.reshape(b, groups, heads // groups, n, depth)
-    sizes = {} if block is None else {"block": block, "keys": block}
-    run = functools.partial(_attention.attention, causal=bool(causal), **sizes)
-    scale = 1 / math.sqrt(depth) if scale is None else float(scale)
-    return run(split, k, v, lengths.astype(jnp.int32), scale=scale).reshape(q.shape)
+    options: dict = {"causal": flag("attention", "causal", causal)}
+    if block is not None:
+        way_out = "Leave it out for what suits the platform."
+        block = integer("attention", "block an integer", block, way_out)
+        # More than what there is would be padding.
+        block = min(block, 1 << (max(n, k.shape[2]) - 1).bit_length())
+        options.update(block=block, keys=block)
+    if scale is None:
+        scale = 1 / math.sqrt(depth)
+    way_out = "Multiply q by a scale that is an array."
+    options["scale"] = number("attention", "scale a number", scale, way_out)
+    return _attention.attention(split, k, v, lengths, **options).reshape(q.shape)
 
 
 def gated_recurrence(x: Any, decay: Any, gate: Any, rate: Any) -> jax.Array:
@@ -216,7 +259,7 @@ def gated_recurrence(x: Any, decay: Any, gate: Any, rate: Any) -> jax.Array:
 
     Raises:
         TileShapeError: shapes that do not fit.
-        TileTypeError: an operand that is no array.
+        TileTypeError: operands of other dtypes, or that are no arrays.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -226,13 +269,16 @@ def gated_recurrence(x: Any, decay: Any, gate: Any, rate: Any) -> jax.Array:
         0.499 0.530 0.532
     """
     op = "gated_recurrence"
-    x, decay, gate = (as_array(op, v) for v in (x, decay, gate))
+    x, decay = floats(op, "x", x), floats(op, "decay", decay)
+    gate = floats(op, "gate", gate)
     if x.ndim != 3 or 0 in x.shape:
         _refuse(op, "x of shape [batch, time, lanes], none of them empty", x.shape)
     for name, v in (("decay", decay), ("gate", gate)):
         if v.shape != x.shape:
             _refuse(op, f"{name} of shape {x.shape}", v.shape)
-    return _recurrence.recurrence(x, decay, gate, _vector(op, "rate", rate, x.shape[2]))
+    rate = _vector(op, "rate", rate, x.shape[2])
+    _require_alike(op, x=x, decay=decay, gate=gate, rate=rate)
+    return _recurrence.recurrence(x, decay, gate, rate)
 
 
 def linear_gelu(a: Any, b: Any, bias: Any) -> jax.Array:
@@ -248,7 +294,7 @@ def linear_gelu(a: Any, b: Any, bias: Any) -> jax.Array:
 
     Raises:
         TileShapeError: shapes that do not fit.
-        TileTypeError: an operand that is no array.
+        TileTypeError: operands of other dtypes, or that are no arrays.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt

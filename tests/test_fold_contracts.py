@@ -163,3 +163,35 @@ def test_mma_accumulates_over_blocks(policy):
     if policy in TREES:
         with pytest.raises(ContractError, match="an update through tile_mma"):
             run(a, b, lambda v: v * 2)
+
+
+def _merge_means(a, b):
+    (weight, mean), (more, other) = a, b
+    total = weight + more
+    return total, mean * (weight / total) + other * (more / total)
+
+
+@pytest.mark.parametrize("width", [1, 3, 4])
+def test_a_merge_of_tiles_broadcasts_by_dims(width):
+    rows, cols, keys = jt.dims("rows cols keys")
+    weights = np.float32(RNG.uniform(1, 2, (4, 6)))
+    values = np.float32(RNG.standard_normal((4, width, 6)))
+    w = jt.tile(weights, (rows, keys))
+    v = jt.tile(values, (rows, cols, keys))
+    contract = jt.Reducer(
+        merge=_merge_means,
+        identity=(1e-30, 0.0),
+        laws=jt.Laws(associative=True, commutative=True),
+        name="means",
+    )
+    none = (
+        jt.tile(jnp.full(4, 1e-30), rows),
+        jt.tile(jnp.zeros((4, width)), (rows, cols)),
+    )
+
+    @jt.fold(w.domain(keys), init=none, contract=contract)
+    def state(c, s):
+        return _merge_means(s, (w.at(c), v.at(c)))
+
+    want = np.einsum("rk,rck->rc", weights, values) / weights.sum(1)[:, None]
+    np.testing.assert_allclose(state[1].array, want, rtol=1e-5, atol=1e-6)

@@ -7,6 +7,7 @@ import pytest
 
 import jaxtile as jt
 from folds import same_derivatives
+from jaxtile import _kernels
 from jaxtile.errors import TileShapeError, TileTypeError
 
 RNG = np.random.default_rng(3)
@@ -212,6 +213,120 @@ def test_shapes_that_do_not_fit():
     ):
         with pytest.raises(TileShapeError, match=match):
             call()
+
+
+def test_attention_of_depth_one():
+    q, k, v = _normal(1, 2, 3, 1), _normal(1, 1, 130, 1), _normal(1, 1, 130, 1)
+    _close(jt.nn.attention, lambda *a: _attend(*a, [130], False), q, k, v)
+
+
+def test_attention_in_blocks_beyond_the_keys():
+    q, k, v = _normal(1, 1, 3, 2), _normal(1, 1, 5, 2), _normal(1, 1, 5, 2)
+    call = lambda *a: jt.nn.attention(*a, block=10**6)  # noqa: E731
+    _close(call, lambda *a: _attend(*a, [5], False), q, k, v)
+
+
+def test_long_rows_far_beyond_the_root_of_the_largest():
+    x, one = jnp.full((2, 40), 1e25), jnp.ones(40)
+    got = _kernels.layer_norm(x, one, 3 * one, eps=1e-5, width=16)
+    np.testing.assert_array_equal(got, 3 * np.ones((2, 40)))
+
+
+def test_float64(x64):
+    labels = np.array([2**32, 1, -(2**32), 8, 3])  # none of the first and third
+    x, w, bias = _normal(5, 3), _normal(3, 9), _normal(9)
+    inside = np.where((labels >= 0) & (labels < 9), labels, 0)
+    picked = np.where(inside == labels, (x @ w)[np.arange(5), inside], 0)
+    total = _losses(x, w, inside) + (x @ w)[np.arange(5), inside]
+    loss = jt.nn.cross_entropy(x, w, labels)
+    assert loss.dtype == np.float64
+    np.testing.assert_allclose(loss, total - picked, rtol=1e-12)
+    narrow = jt.nn.cross_entropy(jnp.float32(x), jnp.float32(w), labels)
+    assert narrow.dtype == np.float32
+    np.testing.assert_allclose(narrow, total - picked, rtol=1e-5)
+    z = x @ w + bias
+    want = z / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+    found = jt.nn.linear_gelu(x, w, bias)
+    np.testing.assert_allclose(found, want, rtol=1e-10, atol=1e-12)
+    mixed = jt.nn.cross_entropy(x, jnp.float32(w), labels)
+    np.testing.assert_allclose(mixed, total - picked, rtol=1e-5)
+    for call, names in (
+        (lambda: jt.nn.attention(_Q, jnp.float32(_Q), _Q), "q, k, v"),
+        (
+            lambda: jt.nn.gated_recurrence(_Q[0], _Q[0], _Q[0], jnp.ones(2, "float32")),
+            "x, decay, gate, rate",
+        ),
+    ):
+        with pytest.raises(TileTypeError, match=f"expected {names} all of float64, or"):
+            call()
+
+
+_Q = np.ones((1, 1, 3, 2))
+_X, _ONE, _L = jnp.ones((2, 3)), jnp.ones(3), jnp.zeros(2, int)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: jt.nn.softmax(_L), "softmax: expected x of floats; got int32. Cast"),
+        (lambda: jt.nn.softmax(_X > 0), "softmax: expected x of floats; got bool"),
+        (
+            lambda: jt.nn.layer_norm(_X, _ONE.astype("int8"), _ONE),
+            "layer_norm: expected weight of floats; got int8",
+        ),
+        (
+            lambda: jt.nn.rms_norm(_X, _ONE.astype("float8_e5m2")),
+            "rms_norm: expected an arithmetic format; got storage format float8_e5m2",
+        ),
+        (
+            lambda: jt.nn.cross_entropy(_X, _X.T, jnp.ones(2)),
+            "cross_entropy: expected labels of integers; got float32",
+        ),
+        (
+            lambda: jt.nn.attention(_Q, _Q, np.int8(_Q)),
+            "attention: expected v of floats; got int8",
+        ),
+        (
+            lambda: jt.nn.attention(_Q, _Q, _Q, lengths=jnp.array([1.5])),
+            "attention: expected lengths of integers; got float32",
+        ),
+        (
+            lambda: jt.nn.attention(_Q, _Q, _Q, causal="no"),
+            "attention: expected causal to be True or False; got 'no'",
+        ),
+        (
+            lambda: jt.nn.attention(_Q, _Q, _Q, block=1.5),
+            "attention: expected block an integer; got 1.5",
+        ),
+        (
+            lambda: jax.grad(lambda s: jt.nn.attention(_Q, _Q, _Q, scale=s).sum())(0.5),
+            "attention: expected scale a number; got a traced value. Multiply q",
+        ),
+        (
+            lambda: jt.nn.gated_recurrence(_Q[0], np.int32(_Q[0]), _Q[0], jnp.ones(2)),
+            "gated_recurrence: expected decay of floats; got int32",
+        ),
+        (
+            lambda: jt.nn.linear_gelu(_X, _X.T, _L),
+            "linear_gelu: expected bias of floats; got int32",
+        ),
+        (
+            lambda: jt.nn.rms_norm(_X, _ONE, eps="a"),
+            "rms_norm: expected eps a number; got 'a'",
+        ),
+        (
+            lambda: jt.nn.layer_norm(_X, _ONE, _ONE, eps=_ONE),
+            "layer_norm: expected eps a number; got Array",
+        ),
+        (
+            lambda: jt.nn.rms_norm(_X, _ONE, eps=None),
+            "rms_norm: expected eps a number; got None",
+        ),
+    ],
+)
+def test_values_that_do_not_fit(call, sentence):
+    with pytest.raises(TileTypeError, match=sentence):
+        call()
 
 
 def test_tiles_are_no_operands():
