@@ -287,3 +287,16 @@ def test_a_platform_that_a_kernel_is_not_for(name):
         other = "tpu" if gpu else "cuda"
         with pytest.raises(UnsupportedOnBackend, match=f"not on {other}"):
             targets.lowered(call, [targets.spec(x.shape)], other)
+
+
+def test_arrays_beyond_the_offsets_of_triton():
+    huge = jax.ShapeDtypeStruct((2**19, 2**12), jnp.float32)
+    with targets.mesh("NVIDIA H200", 132, "gpu"):
+        with pytest.raises(UnsupportedOnBackend, match="at most 2147483647 elements"):
+            jax.eval_shape(lambda x: _kernels.softmax(x, implementation="triton"), huge)
+        small = jax.ShapeDtypeStruct((2**18, 2**12), jnp.float32)
+        texts = [
+            targets.lowered(_kernels.softmax, [x], "cuda").as_text()
+            for x in (small, huge)
+        ]
+    assert ["triton" in t for t in texts] == [True, False]

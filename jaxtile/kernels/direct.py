@@ -26,6 +26,8 @@ from jaxtile.kernels.nest import Nest
 from jaxtile.kernels.views import TileRef
 from jaxtile.policy import Kind, Policy, Transform
 
+_MOST = 2**31 - 1
+
 
 class Loops:
     """Loops of a Pallas kernel's instance, one block after the other."""
@@ -240,6 +242,20 @@ def _sized(engine: plain.Plain) -> dict[str, int]:
     return {"num_warps": min(16, max(4, 1 << warps.bit_length() >> 1))}
 
 
+def _require_offsets(name: str, arrays: Sequence) -> None:
+    """Refuse arrays in which an offset of 32 bits, which Pallas computes, wraps."""
+    for x in arrays:
+        if x.size > _MOST:
+            raise UnsupportedOnBackend(
+                message(
+                    f"kernel {name} on triton",
+                    expected=f"arrays of at most {_MOST} elements",
+                    got=f"shape {x.shape}",
+                    way_out='Split the array, or use implementation="reference".',
+                )
+            )
+
+
 def launch(
     interpret: bool, asked: dict, name, call, operands, results, engine, arrays
 ) -> list:
@@ -250,6 +266,8 @@ def launch(
     flat = [x.reshape(1) if x.ndim == 0 else x for x in arrays]
     shapes = [s for s, _ in results]
     outs = [jax.ShapeDtypeStruct(s.shape or (1,), s.dtype) for s in shapes]
+    if not interpret:
+        _require_offsets(name, [*flat, *outs])
 
     def body(*refs):
         inner = Direct(refs[: len(flat)], refs[len(flat) :], counts, interpret)
