@@ -81,8 +81,8 @@ def _bounded(nest, x, low, high, y, seen, *, kind, block, options):
 
 _ROWS = jax.ShapeDtypeStruct((5,), jnp.float32)
 bounded = jt.kernel(out=(_ROWS, jax.ShapeDtypeStruct((5,), jnp.int32)))(_bounded)
-LOW = jnp.array([0, 3, -2, 7, 9], jnp.int32)
-HIGH = jnp.array([13, 5, 40, 7, 2], jnp.int32)
+LOW = np.array([0, 3, -2, 7, 9], np.int32)
+HIGH = np.array([13, 5, 40, 7, 2], np.int32)
 _LOOPS = {
     "serial": ("serial", ()),
     "pipeline backwards": ("pipeline", (("reverse", True),)),
@@ -101,7 +101,7 @@ def test_blocks_outside_are_not_visited(name, loop, block):
     size, want, count = block or 1, np.zeros(5), np.zeros(5, int)
     for r in range(5):
         for t in range(0, 13, size):
-            if t < int(HIGH[r]) and t + size > int(LOW[r]):
+            if any(LOW[r] <= c < HIGH[r] for c in range(t, t + size)):
                 want[r] += np.asarray(X, np.float64)[r, t : t + size].sum()
                 count[r] += size
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
@@ -114,7 +114,7 @@ def test_derivatives_see_the_blocks_that_were_visited():
     want = np.zeros(X.shape)
     for r in range(5):
         for t in range(0, 13, 4):
-            if t < int(HIGH[r]) and t + 4 > int(LOW[r]):
+            if any(LOW[r] <= c < HIGH[r] for c in range(t, t + 4)):
                 want[r, t : t + 4] = 1.0
     np.testing.assert_array_equal(grad, want)
 
@@ -206,3 +206,33 @@ def test_a_bounded_state_that_does_not_fit():
 
     with pytest.raises(TileTypeError, match="a body that returns a state like init"):
         wrong(X)
+
+
+@jt.kernel(out=lambda x: jax.ShapeDtypeStruct((), x.dtype))
+def halving(nest, x, y, *, start, stop, reverse, reduces=False):
+    loop = nest.reduce if reduces else nest.pipeline
+    options = {} if reduces else {"reverse": reverse}
+
+    @loop(x.shape[0], 4, init=0.0, start=start, stop=stop, **options)
+    def state(i, s):
+        return (s if reduces else s * 0.5) + jt.reduce(x.tile(i).load(), i.dim, jt.add)
+
+    y.tile().store(state)
+
+
+@pytest.mark.parametrize("name", ["reference", "interpret"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_blocks_between_known_coordinates(name, reverse):
+    x = np.arange(1.0, 11.0, dtype=np.float32)
+    for start, stop in ((0, 10), (3, 5), (7, 7), (10, 10), (11, 50), (6, 5), (-3, 1)):
+        first, end = np.clip([start, stop], 0, 10)
+        seen = [
+            k for k in range(0, 10, 4) if any(first <= c < end for c in range(k, k + 4))
+        ]
+        want = 0.0
+        for k in reversed(seen) if reverse else seen:
+            want = want * 0.5 + x[k : k + 4].sum()
+        options = {"start": start, "stop": stop, "reverse": reverse}
+        assert halving(x, implementation=name, **options) == want
+        total = halving(x, implementation=name, **options, reduces=True)
+        assert total == sum(x[k : k + 4].sum() for k in seen)

@@ -159,7 +159,8 @@ class Direct(Loops):
             else pl.ds(jnp.asarray(p.start, jnp.int32), p.size)
             for p in ref.parts
         )
-        return array.at[where or (0,)]
+        # An array: jax discharges no Python number as an index.
+        return array.at[where or (jnp.asarray(0, jnp.int32),)]
 
 
 def _loose(part: Part) -> bool:

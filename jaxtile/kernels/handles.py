@@ -48,20 +48,22 @@ class Handle:
         """The first block that is visited, and the one after the last."""
         if self.bounds is None:
             return 0, self.count
-        step = jnp.int32(self.block or 1)
-        first, end = (
-            jnp.clip(jnp.asarray(v, jnp.int32), 0, self.extent) for v in self.bounds
-        )
-        return lax.div(first, step), lax.div(end + (step - 1), step)
+        step, (first, end) = jnp.int32(self.block or 1), self._between(self.bounds)
+        begin = lax.div(first, step)
+        # The coordinates may be none, and yet lie within a block.
+        return begin, jnp.where(first < end, lax.div(end + (step - 1), step), begin)
+
+    def _between(self, bounds: tuple[Any, Any]) -> list:
+        """The bounds as coordinates of the axis."""
+        return [jnp.clip(jnp.asarray(v, jnp.int32), 0, self.extent) for v in bounds]
 
     def kept(self, after: Any, before: Any) -> Any:
         """A state after this block, where the block is visited; else that before it."""
         if self.bounds is None:
             return after
-        size = self.block or 1
-        inside = (self.index * size < self.bounds[1]) & (
-            self.index * size + size > self.bounds[0]
-        )
+        size, (first, end) = self.block or 1, self._between(self.bounds)
+        inside = (self.index * size < end) & (self.index * size + size > first)
+        inside &= first < end
         return jax.tree.map(lambda a, b: jnp.where(inside, a, b), after, before)
 
     @property
