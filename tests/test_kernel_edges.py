@@ -1,11 +1,12 @@
-"""What a kernel refuses along a block whose end lies outside of its axis."""
+"""What a kernel refuses: ragged blocks where no edge is skipped, and settings."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxtile as jt
-from jaxtile.errors import TileShapeError
+from jaxtile.errors import TileShapeError, TileTypeError, TileValueError
 
 X = jnp.arange(273.0).reshape(13, 21)
 
@@ -44,3 +45,66 @@ def test_a_ragged_dim_is_not_ordered_or_moved(op):
 
     with pytest.raises(TileShapeError, match="ragged blocks of 4"):
         _one(body, X)
+
+
+def _copy(nest, x, y, *, block=4):
+    i = nest.parallel(x.shape[0], block)
+    y.tile(i).store(x.tile(i).load())
+
+
+_X = np.ones(8, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "sentence"),
+    [
+        (
+            lambda: jt.kernel(out=lambda x: x, tuned=["triton"])(_copy),
+            TileTypeError,
+            "kernel: expected tuned a mapping of keyword arguments.*got ..triton",
+        ),
+        (
+            lambda: jt.kernel(out=lambda x: x, tuned={"gpu": {}})(_copy),
+            TileValueError,
+            "kernel: expected tuned for an implementation in .'reference'.*got 'gpu'",
+        ),
+        (
+            lambda: jt.kernel(out=lambda x: x, tuned={"triton": 3})(_copy)(_X),
+            TileTypeError,
+            r"_copy: expected tuned\['triton'\] a mapping.*got 3",
+        ),
+        (
+            lambda: jt.kernel(out=lambda x: x, tuned={"reference": lambda: {}})(_copy)(
+                _X
+            ),
+            TileTypeError,
+            "_copy: expected the arguments of <lambda>",
+        ),
+        (
+            lambda: copy(_X, block=np.array([4])),
+            TileTypeError,
+            "_copy: expected block a value known while tracing, that hashes; got a ndarr",
+        ),
+        (
+            lambda: jax.jit(lambda b: copy(_X, block=b))(4),
+            TileTypeError,
+            "_copy: expected block a value known while tracing",
+        ),
+        (
+            lambda: copy(_X, num_warps=3),
+            TileValueError,
+            "_copy: expected num_warps a power of two; got 3. Leave it out",
+        ),
+        (
+            lambda: copy(_X, num_stages="a", implementation="triton"),
+            TileTypeError,
+            "_copy: expected num_stages an integer; got 'a'",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit(call, kind, sentence):
+    with pytest.raises(kind, match=sentence):
+        call()
+
+
+copy = jt.kernel(out=lambda x: x)(_copy)

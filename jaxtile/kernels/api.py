@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from jaxtile import backends
-from jaxtile._checks import arguments, as_array, flag, function
+from jaxtile._checks import arguments, as_array, flag, function, integer
 from jaxtile._operators import is_tile
-from jaxtile.errors import TileTypeError, message
+from jaxtile.errors import TileTypeError, TileValueError, message
 from jaxtile.kernels import derivative, meshes, realisations
 from jaxtile.primitives._define import REFERENCE
 from jaxtile.tile import Tile, tile
@@ -30,6 +30,8 @@ class Kernel:
     def __init__(
         self, body: Callable, out: Any, name: str, tuned: Mapping | None = None
     ):
+        for known in _mapping("kernel", "tuned", {} if tuned is None else tuned):
+            realisations.require_name("kernel", known)
         functools.update_wrapper(self, body)
         self.body, self.out, self.name, self.tuned = body, out, name, dict(tuned or {})
         self._rule: derivative.Rule | None = None
@@ -61,7 +63,7 @@ class Kernel:
         """
         name = realisations.asked(self.name, implementation)
         given = [v if is_tile(v) else as_array(self.name, v) for v in operands]
-        return self._jitted(name, _Config(config), self._rule, *given)
+        return self._jitted(name, _Config(self.name, config), self._rule, *given)
 
     def defvjp(
         self, fwd: Callable, bwd: Callable, *, forward_mode: bool = False
@@ -146,9 +148,11 @@ class Kernel:
     def _configured(self, name: str, config: dict, structs: list) -> realisations.Call:
         """The body with the keyword arguments of a realisation."""
         tuned = self.tuned.get(name, {})
-        tuned: Any = tuned(*structs) if callable(tuned) else tuned
-        every = {**tuned, **config}
-        launch = {k: every.pop(k) for k in LAUNCH if k in every}
+        if callable(tuned):
+            tuned = tuned(*arguments(self.name, tuned, structs, {}))
+        every = {**_mapping(self.name, f"tuned[{name!r}]", tuned), **config}
+        sizes = {k: every.pop(k, None) for k in LAUNCH}
+        launch = {k: _size(self.name, k, v) for k, v in sizes.items() if v is not None}
         body = functools.partial(self.body, **every)
         return realisations.Call(self.name, body, launch)
 
@@ -207,15 +211,53 @@ def _struct_of(value: Any) -> Any:
 class _Config:
     """Keyword arguments that hash by value, as a static argument of jit must."""
 
-    def __init__(self, values: dict[str, Any]):
+    def __init__(self, op: str, values: dict[str, Any]):
         self.values = values
         self._key = tuple(sorted(values.items()))
+        for name, value in values.items():
+            try:
+                hash(value)
+            except TypeError as error:
+                raise TileTypeError(
+                    message(
+                        op,
+                        expected=f"{name} a value known while tracing, that hashes",
+                        got=f"a {type(value).__name__}",
+                        way_out="Pass a number, a string or a tuple; an array is an "
+                        "operand.",
+                    )
+                ) from error
 
     def __hash__(self) -> int:
         return hash(self._key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Config) and self._key == other._key
+
+
+def _mapping(op: str, what: str, value: Any) -> Mapping:
+    if not isinstance(value, Mapping):
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"{what} a mapping of keyword arguments, or a function to one",
+                got=repr(value),
+                way_out='Write tuned={"triton": {"block": 64}}.',
+            )
+        )
+    return value
+
+
+def _size(op: str, name: str, value: Any) -> int:
+    """A size of the launch."""
+    way_out = "Leave it out for what suits the platform."
+    value = integer(op, f"{name} an integer", value, way_out)
+    if value < 1 or (name == "num_warps" and value & (value - 1)):
+        least = "a power of two" if name == "num_warps" else "at least 1"
+        raise TileValueError(
+            message(op, expected=f"{name} {least}", got=str(value), way_out=way_out)
+        )
+    return value
 
 
 # Keyword arguments of the launch, not of the body.

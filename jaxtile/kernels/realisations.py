@@ -66,6 +66,16 @@ _REALISATIONS: dict[str, Callable[..., list]] = {
 }
 
 
+def require_name(op: str, name: Any) -> None:
+    """Refuse what a kernel cannot be tuned for.
+
+    Raises:
+        TileValueError: there is no such realisation.
+    """
+    way_out = "It is by implementation: the name, and its keyword arguments."
+    choice(op, "tuned for an implementation", name, tuple(_REALISATIONS), way_out)
+
+
 def asked(op: str, name: str | None) -> str | None:
     """The realisation that a call or the block around it insists on, or None.
 
