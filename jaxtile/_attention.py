@@ -34,7 +34,9 @@ def _merge_online(a: tuple, b: tuple) -> tuple:
     return top, total * left + more * right, acc * left + other * right
 
 
-_LOWEST = -1e30  # finite, so that rows without keys subtract no infinities
+_LOWEST = float(
+    jnp.finfo(jnp.float32).min
+)  # finite, so that rows without keys subtract no infinities
 
 online_softmax = Reducer(
     merge=_merge_online,

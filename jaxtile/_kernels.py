@@ -186,9 +186,8 @@ def cross_entropy(nest: Nest, x, w, labels, loss, *, block=512):
         total, picked = s
         nothing = nest.zeros((rows, words), wide)
         logits = mma(t, w.tile(depth, words).load(), nothing)
-        at = elementwise.ite(
-            nest.coordinates(words) == label + 0 * nothing, logits, 0.0
-        )
+        wanted = label + nest.zeros((rows, words), jnp.int32)
+        at = elementwise.ite(nest.coordinates(words) == wanted, logits, 0.0)
         total = catalogue.logaddexp(
             total, reduce(logits, words.dim, catalogue.logaddexp)
         )
@@ -223,8 +222,10 @@ def scaled_matmul(dtype: Any) -> Kernel:
         @nest.pipeline(a.shape[1], depth, init=zero)
         def acc(k, acc):
             part = mma(a.tile(m, k).load(), b.tile(k, n).load(), zero)
-            scales = left.tile(k.blocks, m).load(), right.tile(k.blocks, n).load()
-            return acc + part * scales[0] * scales[1]
+            s, t = left.tile(k.blocks, m).load(), right.tile(k.blocks, n).load()
+            # The small one first: where the other would overflow alone.
+            s, t = s + zero, t + zero
+            return acc + part * catalogue.minimum(s, t) * catalogue.maximum(s, t)
 
         y.tile(m, n).store(cast(acc, y.dtype))
 

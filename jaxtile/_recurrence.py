@@ -49,7 +49,8 @@ def _wide(ref: Any) -> Any:
 def _sigmoid(z):
     """1 / (1 + exp(-z)), the reciprocal as the square of a root's."""
     # Below, exp(-z) is infinite, and the derivative of its root no number.
-    z = jnp.where(z < -80.0, -80.0, z)
+    least = -700.0 if z.dtype == jnp.float64 else -87.0
+    z = jnp.where(z < least, least, z)
     root = lax.rsqrt(1.0 + jnp.exp(-z))
     return root * root
 

@@ -97,7 +97,8 @@ def softmax(x: Any) -> jax.Array:
 def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> jax.Array:
     """(x - mean) / sqrt(variance + eps) * weight + bias along the last axis.
 
-    Mean and variance are Welford's, in one pass.
+    The mean is corrected by the mean of what it leaves; rows too long for a GPU's registers
+    take Welford's, by pieces.
 
     Args:
         x: an array of any rank; below 32 bits it is computed in float32.
@@ -225,9 +226,13 @@ def attention(
     groups = k.shape[1]
     if (k.shape[0], k.shape[3]) != (b, depth) or heads % groups:
         _refuse("attention", f"k that fits q of {q.shape}", k.shape, way_out)
-    if lengths is None:
+    padded = lengths is not None
+    if not padded:
         lengths = jnp.full(b, k.shape[2], jnp.int32)
     lengths = _integers("attention", "lengths", lengths, (b,), k.shape[2])
+    if padded:  # a weight of zero does not undo what may lie there
+        there = (jnp.arange(k.shape[2]) < lengths[:, None])[:, None, :, None]
+        k, v = (jnp.where(there, x, jnp.zeros_like(x)) for x in (k, v))
     split = q.reshape(b, groups, heads // groups, n, depth)
     options: dict = {"causal": flag("attention", "causal", causal)}
     if block is not None:

@@ -46,7 +46,8 @@ def _best(x, keys, k, platform):
     rest = x[..., count * size :]
     some = _few(keys(lax.concatenate([rows, rest], x.ndim - 1)), k, platform)
     inside = jnp.minimum(some // size, k - 1)
-    block = _order.take(found, inside)
+    index = _order.index_dtype(n)
+    block, some = _order.take(found, inside).astype(index), some.astype(index)
     place = block * size + some % size
     return jnp.where(some < k * size, place, some - k * size + count * size)
 
@@ -80,7 +81,7 @@ def _first(keys, k, platform):
     pads = [(0, 0)] * (keys.ndim - 1) + [(0, -n % _CHUNK)]
     keys = jnp.pad(keys, pads, constant_values=np.uint32(2**32 - 1))
     chunks = keys.reshape(*keys.shape[:-1], -1, _CHUNK)
-    index = _argsort(chunks)[..., :k]
+    index = _argsort(chunks)[..., :k].astype(_order.index_dtype(n))
     found = _order.take(chunks, index)
     begin = lax.broadcasted_iota(index.dtype, index.shape, index.ndim - 2) * _CHUNK
     shape = (*keys.shape[:-1], -1)

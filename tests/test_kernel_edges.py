@@ -108,3 +108,29 @@ def test_settings_that_do_not_fit(call, kind, sentence):
 
 
 copy = jt.kernel(out=lambda x: x)(_copy)
+
+
+def test_settings_are_told_apart_by_their_bits():
+    @jt.kernel(out=lambda x: x)
+    def fill(nest, x, y, *, v=0.0):
+        rows = nest.parallel(x.shape[0], 2)
+        y.tile(rows).store(nest.full(rows, v, x.dtype))
+
+    x = jnp.ones(3)
+    assert not np.signbit(fill(x, v=0.0)).any()
+    assert np.signbit(fill(x, v=-0.0)).all()
+
+
+@pytest.mark.parametrize("through", [jax.jit, jax.vmap, jax.grad])
+def test_a_tuned_kernel_may_close_over_a_traced_value(through):
+    def call(c):
+        @jt.kernel(out=lambda x: x, tuned={"triton": {"block": 4}})
+        def shifted(nest, x, y, *, block=2):
+            rows = nest.parallel(x.shape[0], block)
+            y.tile(rows).store(x.tile(rows).load() + c)
+
+        return shifted(jnp.ones(3)).sum()
+
+    want = {jax.jit: 9.0, jax.vmap: np.array([9.0, 12.0]), jax.grad: 3.0}[through]
+    c = jnp.array([2.0, 3.0]) if through is jax.vmap else jnp.float32(2)
+    np.testing.assert_array_equal(through(call)(c), want)

@@ -290,13 +290,21 @@ def test_a_platform_that_a_kernel_is_not_for(name):
 
 
 def test_arrays_beyond_the_offsets_of_triton():
-    huge = jax.ShapeDtypeStruct((2**19, 2**12), jnp.float32)
+    @jt.kernel(out=lambda x: x, tuned={"triton": {"block": 4096}})
+    def copy(nest, x, y, *, block=8):
+        rows = nest.parallel(x.shape[0], block)
+        y.tile(rows).store(x.tile(rows).load())
+
+    insist = functools.partial(copy, implementation="triton")
+    wraps = jax.ShapeDtypeStruct((2**19 + 1, 2**12), jnp.int8)
     with targets.mesh("NVIDIA H200", 132, "gpu"):
-        with pytest.raises(UnsupportedOnBackend, match="at most 2147483647 elements"):
-            jax.eval_shape(lambda x: _kernels.softmax(x, implementation="triton"), huge)
-        small = jax.ShapeDtypeStruct((2**18, 2**12), jnp.float32)
-        texts = [
-            targets.lowered(_kernels.softmax, [x], "cuda").as_text()
-            for x in (small, huge)
-        ]
-    assert ["triton" in t for t in texts] == [True, False]
+        for fn in (jax.vmap(insist), lambda x: insist(x.reshape(-1))):
+            with pytest.raises(UnsupportedOnBackend, match="an offset wraps"):
+                jax.eval_shape(fn, wraps)
+        for dtype, rows, runs in (
+            (jnp.int8, 2**19, True),
+            (jnp.int8, 2**19 + 1, False),
+            (jnp.float32, 2**19 + 1, True),
+        ):
+            x = jax.ShapeDtypeStruct((rows * 2**12,), dtype)
+            assert ("triton" in targets.lowered(copy, [x], "cuda").as_text()) == runs

@@ -340,3 +340,30 @@ def test_tiles_are_no_operands():
             TileTypeError, match=r"got a tile of shape \(2, 2\).*\.array"
         ):
             call()
+
+
+def test_what_lies_beyond_the_keys_is_not_seen():
+    q, v = jnp.ones((1, 1, 2, 4)), jnp.ones((1, 1, 8, 4)).at[:, :, 5:].set(jnp.nan)
+    for block in (4, 8, None):
+        got = jt.nn.attention(q, v, v, lengths=jnp.array([4]), block=block)
+        np.testing.assert_array_equal(got, jnp.ones_like(q))
+    low = jt.nn.attention(
+        1e16 * q, -1e16 * jnp.ones_like(v), jnp.ones_like(v), scale=1.0
+    )
+    np.testing.assert_array_equal(low, jnp.ones_like(q))
+
+
+def test_labels_beyond_what_float32_counts():
+    w = (jnp.arange(2**24 + 4) % 7)[None].astype(jnp.float32)
+    label = jnp.array([2**24])
+    got = jt.nn.cross_entropy(jnp.ones((1, 1)), w, label)
+    want = jax.nn.logsumexp(w[0]) - w[0, 2**24]
+    assert abs(got[0] - want) < 1e-3  # the label's neighbours are off by 1
+
+
+def test_saturated_gates_keep_their_size(x64):
+    x = jnp.full((1, 1, 1), 1e40)
+    zero = jnp.zeros_like(x)
+    got = jt.nn.gated_recurrence(x, zero, zero - 100.0, jnp.zeros(1, x.dtype))
+    want = 1e40 * np.sqrt(1 - np.exp(-8 * np.log(2))) / (1 + np.exp(100.0))
+    np.testing.assert_allclose(got[0, 0, 0], want, rtol=1e-12)

@@ -15,6 +15,7 @@ from jaxtile._operators import is_tile
 from jaxtile.errors import TileTypeError, TileValueError, message
 from jaxtile.kernels import derivative, meshes, realisations
 from jaxtile.primitives._define import REFERENCE
+from jaxtile.reducers import value_key
 from jaxtile.tile import Tile, tile
 
 
@@ -213,7 +214,7 @@ class _Config:
 
     def __init__(self, op: str, values: dict[str, Any]):
         self.values = values
-        self._key = tuple(sorted(values.items()))
+        self._key: Any = None
         for name, value in values.items():
             try:
                 hash(value)
@@ -227,6 +228,7 @@ class _Config:
                         "operand.",
                     )
                 ) from error
+        self._key = value_key(values)
 
     def __hash__(self) -> int:
         return hash(self._key)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.interpreters import batching, mlir
 
 from jaxtile import _found, _jax_private, backends
@@ -28,21 +29,25 @@ def run(realisations: dict[str, Callable], calls: dict[str, Any], operands, resu
         operands, results: as of `plain.run`.
     """
 
+    arrays, dims = [x for x, _ in operands], [d for _, d in operands]
+
     def by(name):
         def fn(*arrays):
-            pairs = direct.with_dims(arrays, operands)
+            pairs = list(zip(arrays, dims, strict=True))
             return realisations[name](calls[name], pairs, results)
 
         return fn
 
     again = by(REFERENCE)
+    if _closes_over_traced(again, arrays):
+        return again(*arrays)  # which cannot go through an equation
     tuned = {name: by(name) for name in calls if name != REFERENCE}
     outs = [struct for struct, _ in results]
 
     def fast(*arrays):
         return bind(again, tuned, arrays, outs)
 
-    return direct.differentiable(fast, again)(*(x for x, _ in operands))
+    return direct.differentiable(fast, again)(*arrays)
 
 
 def bind(plain: Callable, tuned: dict[str, Callable], arrays: Sequence, outs: Sequence):
@@ -59,6 +64,13 @@ def bind(plain: Callable, tuned: dict[str, Callable], arrays: Sequence, outs: Se
     outs = tuple((v.shape, v.dtype) for v in outs)
     arrays = _jax_private.align_varying(arrays)
     return kernel_p.bind(*arrays, plain=plain, tuned=tuple(tuned.items()), outs=outs)
+
+
+def _closes_over_traced(fn: Callable, arrays: Sequence) -> bool:
+    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    with _jax_private.one_device():
+        closed = jax.make_jaxpr(fn)(*structs)
+    return any(isinstance(c, Tracer) for c in closed.consts)
 
 
 def realised(platform: str, avals: Sequence, params: dict[str, Any]) -> Callable:

@@ -26,8 +26,6 @@ from jaxtile.kernels.nest import Nest
 from jaxtile.kernels.views import TileRef
 from jaxtile.policy import Kind, Policy, Transform
 
-_MOST = 2**31 - 1
-
 
 class Loops:
     """Loops of a Pallas kernel's instance, one block after the other."""
@@ -203,23 +201,21 @@ def run(
         name, call, operands, results: as of `plain.run`.
         backend: which runs it; None is one of any platform.
     """
-    engine, _ = plain.trace(name, call, operands, results)
+    dims = [d for _, d in operands]
 
     def launched(*arrays):
-        return launch(name, call, operands, results, engine, arrays)
+        pairs = list(zip(arrays, dims, strict=True))
+        engine, _ = plain.trace(name, call, pairs, results)
+        return launch(name, call, pairs, results, engine, arrays)
 
     def fast(*arrays):
         return launches.bind(launched, arrays, name, backend)
 
     def again(*arrays):
-        return plain.run(name, call, with_dims(arrays, operands), results)
+        pairs = list(zip(arrays, dims, strict=True))
+        return plain.run(name, call, pairs, results)
 
     return differentiable(fast, again)(*(x for x, _ in operands))
-
-
-def with_dims(arrays: Sequence, operands: Sequence) -> list:
-    """Arrays in the place of the operands'."""
-    return [(x, dims) for x, (_, dims) in zip(arrays, operands, strict=True)]
 
 
 def differentiable(fast: Callable, again: Callable) -> Callable:
@@ -243,20 +239,6 @@ def _sized(engine: plain.Plain) -> dict[str, int]:
     return {"num_warps": min(16, max(4, 1 << warps.bit_length() >> 1))}
 
 
-def _require_offsets(name: str, arrays: Sequence) -> None:
-    """Refuse arrays in which an offset of 32 bits, which Pallas computes, wraps."""
-    for x in arrays:
-        if x.size > _MOST:
-            raise UnsupportedOnBackend(
-                message(
-                    f"kernel {name} on triton",
-                    expected=f"arrays of at most {_MOST} elements",
-                    got=f"shape {x.shape}",
-                    way_out='Split the array, or use implementation="reference".',
-                )
-            )
-
-
 def launch(
     interpret: bool, asked: dict, name, call, operands, results, engine, arrays
 ) -> list:
@@ -267,8 +249,6 @@ def launch(
     flat = [x.reshape(1) if x.ndim == 0 else x for x in arrays]
     shapes = [s for s, _ in results]
     outs = [jax.ShapeDtypeStruct(s.shape or (1,), s.dtype) for s in shapes]
-    if not interpret:
-        _require_offsets(name, [*flat, *outs])
 
     def body(*refs):
         inner = Direct(refs[: len(flat)], refs[len(flat) :], counts, interpret)

@@ -27,13 +27,33 @@ def bind(launch: Callable, arrays: Sequence, name: str, backend: str | None) -> 
         backend: whose kernel it is; None runs everywhere.
 
     Raises:
-        UnsupportedOnBackend: when lowered for a platform that the backend does not serve.
+        UnsupportedOnBackend: an array in which Triton's offsets wrap; when lowered for a
+            platform that the backend does not serve.
     """
     with _jax_private.one_device():
         structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
         closed = jax.make_jaxpr(launch)(*structs)
+    if backend == "triton":
+        _require_offsets(name, [*structs, *closed.out_avals])
     arrays = _jax_private.align_varying(arrays)
     return launch_p.bind(*arrays, closed=closed, name=name, backend=backend)
+
+
+# Pallas Triton counts elements in 32 bits as long as there are 2^32 bytes of them.
+_WRAPS, _WIDE = 2**31, 2**32
+
+
+def _require_offsets(name: str, arrays: Sequence) -> None:
+    for x in arrays:
+        if _WRAPS < x.size <= _WIDE // x.dtype.itemsize:
+            raise UnsupportedOnBackend(
+                message(
+                    f"kernel {name} on triton",
+                    expected=f"arrays of at most {_WRAPS} bytes, or of more than {_WIDE}",
+                    got=f"{x.dtype.name}{list(x.shape)}, where an offset wraps",
+                    way_out='Split the array, or use implementation="reference".',
+                )
+            )
 
 
 def _abstract(*avals, closed, **_):

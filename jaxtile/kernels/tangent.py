@@ -46,24 +46,27 @@ def _tangents(run, backward, primals, tangents, results, residuals):
     outs, shown = jax.tree.flatten(results)
     inexact = [_moves(v) for v in moving]
     pushed = [jnp.issubdtype(v.dtype, jnp.inexact) for v in outs]
+    # What jit keeps of push and pull must hold no tracer.
+    known = len(given)
+    into, out_of = [np.shape(v) for v in moving], [np.shape(v) for v in outs]
 
-    def full(leaves, like, which):
+    def full(leaves, shapes, which):
         """Leaves in their places, and where nothing moves what stands for that."""
         rest = iter(leaves)
         return [
-            next(rest) if w else np.zeros(np.shape(v), jax.dtypes.float0)
-            for v, w in zip(like, which, strict=True)
+            next(rest) if w else np.zeros(shape, jax.dtypes.float0)
+            for shape, w in zip(shapes, which, strict=True)
         ]
 
     def push(*values):
-        primals, _ = jax.tree.unflatten(tree, values[: len(given)])
-        dots = jax.tree.unflatten(moved, full(values[len(given) :], moving, inexact))
+        primals, _ = jax.tree.unflatten(tree, values[:known])
+        dots = jax.tree.unflatten(moved, full(values[known:], into, inexact))
         found = jax.tree.leaves(jax.jvp(run, primals, dots)[1])
         return [v for v, w in zip(found, pushed, strict=True) if w]
 
     def pull(*values):
-        primals, residuals = jax.tree.unflatten(tree, values[: len(given)])
-        cts = full(values[len(given) :], outs, pushed)
+        primals, residuals = jax.tree.unflatten(tree, values[:known])
+        cts = full(values[known:], out_of, pushed)
         found = backward(residuals, jax.tree.unflatten(shown, cts))
         whole = [
             jax.tree.map(jnp.zeros_like, p) if ct is None else ct
@@ -74,9 +77,9 @@ def _tangents(run, backward, primals, tangents, results, residuals):
     dots = [v for v, w in zip(moving, inexact, strict=True) if w]
     shapes = tuple((v.shape, v.dtype) for v, w in zip(outs, pushed, strict=True) if w)
     values = _jax_private.align_varying([*given, *dots])
-    params = {"push": push, "pull": pull, "known": len(given), "outs": shapes}
+    params = {"push": push, "pull": pull, "known": known, "outs": shapes}
     found = tangent_p.bind(*values, **params)
-    return jax.tree.unflatten(shown, full(found, outs, pushed))
+    return jax.tree.unflatten(shown, full(found, out_of, pushed))
 
 
 def _moves(tangent: Any) -> bool:
