@@ -308,3 +308,20 @@ def test_arrays_beyond_the_offsets_of_triton():
         ):
             x = jax.ShapeDtypeStruct((rows * 2**12,), dtype)
             assert ("triton" in targets.lowered(copy, [x], "cuda").as_text()) == runs
+
+
+def test_stores_that_could_race_within_an_instance():
+    @jt.kernel(out=lambda x: x)
+    def twice(nest, x, y):
+        i, cols = nest.parallel(x.shape[0]), jt.Dim("cols")
+        y.tile(i, cols).store(nest.zeros(cols, x.dtype) + x.tile(i, cols).load())
+
+        @nest.serial(x.shape[1], 4)
+        def _(k):
+            y.tile(i, k).store(2 * x.tile(i, k).load())
+
+    x = _f32(3, 8)
+    np.testing.assert_array_equal(twice(x, implementation="interpret"), 2 * x)
+    for name in ("triton", "mosaic_gpu"):
+        with pytest.raises(UnsupportedOnBackend, match="cut in two ways"):
+            jax.eval_shape(lambda v, n=name: twice(v, implementation=n), x)

@@ -206,6 +206,8 @@ def run(
     def launched(*arrays):
         pairs = list(zip(arrays, dims, strict=True))
         engine, _ = plain.trace(name, call, pairs, results)
+        if backend in _UNORDERED:
+            _require_one_cut(name, backend, engine)
         return launch(name, call, pairs, results, engine, arrays)
 
     def fast(*arrays):
@@ -216,6 +218,27 @@ def run(
         return plain.run(name, call, pairs, results)
 
     return differentiable(fast, again)(*(x for x, _ in operands))
+
+
+# Where threads of an instance store, and none waits for another.
+_UNORDERED = ("triton", "mosaic_gpu")
+
+
+def _require_one_cut(name: str, backend: str | None, engine: plain.Plain) -> None:
+    """Refuse stores of one result by tiles that lie in threads in different ways."""
+    cuts: dict[int, set] = {}
+    for store in engine.stores:
+        cut = tuple((p.handle, p.size) for p in store.parts if p.dim is not None)
+        cuts.setdefault(store.place, set()).add(cut)
+    if any(len(found) > 1 for found in cuts.values()):
+        raise UnsupportedOnBackend(
+            message(
+                f"kernel {name} on {backend}",
+                expected="each result stored by tiles of one cut",
+                got="a result that is cut in two ways, whose stores could race",
+                way_out='Store it by the same nests, or use implementation="reference".',
+            )
+        )
 
 
 def differentiable(fast: Callable, again: Callable) -> Callable:
