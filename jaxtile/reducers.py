@@ -99,20 +99,24 @@ def _globals_of(fn: types.FunctionType) -> dict[str, Any]:
     }
 
 
-def value_key(value: Any, _inside: tuple = ()) -> Hashable:
+def value_key(value: Any, _seen: dict[int, int] | None = None) -> Hashable:
     """A key that is equal for values which compute the same thing.
 
     Two functions from the same source line with equal closures, which read equal globals,
     get equal keys, so that a reducer written inside a jitted function never causes a second
     trace.
     """
-    if any(value is outer for outer in _inside):
-        return ("recursive", len(_inside))  # a function that closes over itself
-    key = functools.partial(value_key, _inside=(*_inside, value))
+    seen = {} if _seen is None else _seen
+    key = functools.partial(value_key, _seen=seen)
+    if isinstance(value, types.FunctionType | list | dict):
+        # Once: functions may call each other, and a call graph has too many paths.
+        if id(value) in seen:
+            return ("seen", seen[id(value)])
+        seen[id(value)] = len(seen)
     if isinstance(value, types.FunctionType):
         closure = tuple(key(cell.cell_contents) for cell in value.__closure__ or ())
         defaults = tuple(map(key, value.__defaults__ or ()))
-        keywords = key(value.__kwdefaults__ or {})
+        keywords = key(value.__kwdefaults__ or ())
         outside = tuple((n, key(v)) for n, v in _globals_of(value).items())
         home = id(value.__globals__)
         return (value.__code__, home, closure, defaults, keywords, outside)
@@ -125,7 +129,7 @@ def value_key(value: Any, _inside: tuple = ()) -> Hashable:
     if isinstance(value, tuple | list):
         return (type(value), tuple(map(key, value)))
     if isinstance(value, dict):
-        return (dict, tuple(sorted((k, key(v)) for k, v in value.items())))
+        return (dict, frozenset((k, key(v)) for k, v in value.items()))
     try:
         hash(value)
     except TypeError:

@@ -96,8 +96,24 @@ def _guard(product):
 
 
 def _bind(eqn, values):
+    if eqn.primitive.name == "div":
+        values = _hidden(*values)
     outs = eqn.primitive.bind(*values, **eqn.params)
     return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def _hidden(a, b):
+    """Operands of a division, the divisor none that a compiler takes for a constant.
+
+    XLA on the CPU multiplies by the rounded reciprocal of a constant. Where a is NaN so is
+    the quotient, whatever divides it.
+    """
+    kind = jnp.result_type(a)
+    if PLATFORM.get() != "cpu" or not jnp.issubdtype(kind, jnp.floating):
+        return a, b
+    if np.shape(b) not in ((), np.shape(a)):
+        return a, b  # a is the constant
+    return a, jnp.where(a == a, b, jnp.asarray(np.nan, kind))
 
 
 def convert(x, dtype):
@@ -107,7 +123,7 @@ def convert(x, dtype):
 
 
 def _divide(a, b):
-    """The correctly rounded float32 quotient; XLA's own is off by up to 2 ulp on CUDA.
+    """The correctly rounded float32 quotient; XLA's own on CUDA is off by up to 2 ulp.
 
     float64 has more than twice the digits, so rounding its quotient again is exact. LLVM
     knows that too and would divide in float32 after all: the guard keeps it from seeing.
@@ -115,14 +131,6 @@ def _divide(a, b):
     with jax.enable_x64(True):
         wide = [lax.convert_element_type(jnp.asarray(v), jnp.float64) for v in (a, b)]
         return lax.convert_element_type(_guard(lax.div(*wide)), jnp.float32)
-
-
-def _inexact(divisor) -> bool:
-    """XLA's own float32 quotient by this divisor is not the correctly rounded one."""
-    home = PLATFORM.get()
-    # XLA on the CPU multiplies by the rounded reciprocal of a constant.
-    constant = isinstance(divisor, (np.ndarray, np.generic, float))
-    return home == "cuda" or (home == "cpu" and constant)
 
 
 def equation(eqn, values, exposed=True):
@@ -135,7 +143,7 @@ def equation(eqn, values, exposed=True):
     """
     name = eqn.primitive.name
     dtype = eqn.outvars[0].aval.dtype
-    if name == "div" and dtype == jnp.float32 and _inexact(values[1]):
+    if name == "div" and dtype == jnp.float32 and PLATFORM.get() == "cuda":
         return [_divide(*values)]
     if name == "convert_element_type":
         return [convert(values[0], dtype)]

@@ -9,21 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import bodies
+import layers
 from jaxtile import _kernels, _recurrence
-
-
-def _softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def _layer_norm(x, w, b):
-    mean = x.mean(-1, keepdims=True)
-    return (x - mean) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * w + b
-
-
-def _rms_norm(x, w):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * w
 
 
 def _recurred(x, decay, gate, rate):
@@ -88,9 +75,9 @@ def _rows(name, shape, dtype=np.float32, **config):
     w, b = (jnp.asarray(bodies.RNG.standard_normal(n), dtype) for _ in range(2))
     rtol = 1e-5 if dtype == np.float32 else 8e-3
     kernel, args, oracle = {
-        "softmax": (_kernels.softmax, (x,), _softmax),
-        "layer_norm": (_kernels.layer_norm, (x, w, b), _layer_norm),
-        "rms_norm": (_kernels.rms_norm, (x, w), _rms_norm),
+        "softmax": (_kernels.softmax, (x,), layers.softmax),
+        "layer_norm": (_kernels.layer_norm, (x, w, b), layers.layer_norm),
+        "rms_norm": (_kernels.rms_norm, (x, w), layers.rms_norm),
     }[name]
     eps = {"layer_norm": {"eps": 1e-5}, "rms_norm": {"eps": 1e-6}}.get(name, {})
     return Case(kernel, args, oracle, {**config, **eps}, False, rtol)

@@ -99,6 +99,11 @@ _TPU = {
         lambda: (_f32(12, 128), _f32(128), _f32(128)),
         {"eps": 1e-5},
     ),
+    "rms_norm": (
+        _kernels.rms_norm,
+        lambda: (_f32(12, 128), _f32(128)),
+        {"eps": 1e-6},
+    ),
     "cross_entropy": (
         _kernels.cross_entropy,
         lambda: (_f32(200, 64), _f32(64, 1000), _words(200, top=1000)),
@@ -152,7 +157,7 @@ def test_kernels_compile_for_tpu(name):
     kernel, make, config = _TPU[name]
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in make()]
     call = lambda *v: kernel(*v, implementation="tpu", **config)  # noqa: E731
-    for chip in ("v5e", "tpu7x") if name in ("softmax", "attention") else ("v6e",):
+    for chip in ("v5e", "v6e", "tpu7x"):
         targets.compile_array_for_tpu(call, *shapes, chip=chip)
 
 

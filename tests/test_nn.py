@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxtile as jt
+import layers
 from folds import same_derivatives
 from jaxtile import _kernels
 from jaxtile.errors import TileShapeError, TileTypeError
@@ -28,34 +29,20 @@ def _close(call, oracle, *args, dtype=np.float32, rtol=1e-5, atol=1e-5):
     np.testing.assert_allclose(got, oracle(*seen), rtol=rtol, atol=atol)
 
 
-def _softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def _layer_norm(x, w, b):
-    mean = x.mean(-1, keepdims=True)
-    return (x - mean) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * w + b
-
-
-def _rms_norm(x, w):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * w
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shape", [(1,), (3, 50), (2, 9, 17)])
 def test_rows(shape, dtype):
     x, w, b = 4 * _normal(*shape) + 1, _normal(shape[-1]), _normal(shape[-1])
     loose = {"dtype": dtype, "rtol": 1e-5 if dtype == jnp.float32 else 8e-3}
-    _close(jt.nn.softmax, _softmax, x, **loose)
-    _close(jt.nn.layer_norm, _layer_norm, x, w, b, **loose)
-    _close(jt.nn.rms_norm, _rms_norm, x, w, **loose)
+    _close(jt.nn.softmax, layers.softmax, x, **loose)
+    _close(jt.nn.layer_norm, layers.layer_norm, x, w, b, **loose)
+    _close(jt.nn.rms_norm, layers.rms_norm, x, w, **loose)
 
 
 def test_layer_norm_far_from_zero():
     x = _normal(4, 1000) + 3e4
     one, zero = np.ones(1000), np.zeros(1000)
-    _close(jt.nn.layer_norm, _layer_norm, x, one, zero, atol=2e-3)
+    _close(jt.nn.layer_norm, layers.layer_norm, x, one, zero, atol=2e-3)
 
 
 def _losses(x, w, labels):
@@ -101,7 +88,7 @@ def _attend(q, k, v, lengths, causal):
                 hidden = np.arange(n) > i + n - q.shape[2]
                 scores = np.where(hidden, -np.inf, scores)
             seen = np.isfinite(scores).any(1)
-            out[b, h, seen] = _softmax(scores[seen]) @ values
+            out[b, h, seen] = layers.softmax(scores[seen]) @ values
     return out
 
 

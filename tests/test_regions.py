@@ -5,6 +5,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxtile as jt
 
@@ -31,10 +32,27 @@ def test_globals_that_change_are_read_again(monkeypatch):
         assert jt.reduce(x, 0, total) == 3 * factor
 
 
-def test_quotients_by_constants_are_rounded_once():
-    x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
-    for divisor in (67.0, 3.0, 1e-3):
-        want = x / np.float32(divisor)
-        np.testing.assert_array_equal(jt.map(lambda v, d=divisor: v / d, x), want)
-        run = jax.jit(lambda v, d=divisor: jt.map(lambda e: e / d, v))
-        np.testing.assert_array_equal(run(x), want)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("divisor", [67.0, 3.0, 1e-3])
+def test_quotients_by_constants_are_rounded_once(dtype, divisor, x64):
+    kind = jnp.dtype(dtype)
+    x = np.random.default_rng(0).standard_normal(1000).astype(kind)
+    by = np.asarray(divisor).astype(kind)
+    wide = np.float64 if kind.itemsize < 8 else np.longdouble
+    want = (x.astype(wide) / by.astype(wide)).astype(kind)
+    whole = jnp.full(1000, by)
+    for fn in (
+        lambda v: jt.map(lambda e: e / by, v),
+        lambda v: jt.map(lambda e: e / jnp.asarray(by), v),
+        lambda v: jt.map(lambda e, d: e / d, v, whole),
+    ):
+        for run in (fn, jax.jit(fn)):
+            np.testing.assert_array_equal(np.asarray(run(x)), want)
+
+
+def test_helpers_that_share_helpers_have_one_key_each():
+    space = {"f0": lambda v: v, "f1": lambda v: v + 1, "__name__": "elsewhere"}
+    space["table"] = {1: "a", "b": [2]}  # keys of two types
+    for k in range(2, 60):
+        exec(f"def f{k}(v): return f{k - 1}(v) if table else f{k - 2}(v)", space)
+    np.testing.assert_array_equal(jt.map(space["f59"], np.float32([1, 2])), [2, 3])
