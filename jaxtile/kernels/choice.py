@@ -12,7 +12,7 @@ from jax.interpreters import batching, mlir
 
 from jaxtile import _found, _jax_private, backends
 from jaxtile.errors import UnsupportedOnBackend
-from jaxtile.kernels import direct
+from jaxtile.kernels import direct, launches
 from jaxtile.pallas_lowering import SERVES, _registry, load_all
 from jaxtile.primitives._define import REFERENCE, new_primitive
 
@@ -108,8 +108,7 @@ _found.OPENS[kernel_p] = _opened
 
 @kernel_p.def_abstract_eval
 def _(*avals, outs, **params):
-    none = (None,) * max((len(shape) for shape, _ in outs), default=0)
-    return [_jax_private.out_aval(s, d, none[: len(s)], avals) for s, d in outs]
+    return launches.unsharded(outs, avals)
 
 
 @kernel_p.def_impl

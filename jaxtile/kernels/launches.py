@@ -56,11 +56,16 @@ def _require_offsets(name: str, arrays: Sequence) -> None:
             )
 
 
-def _abstract(*avals, closed, **_):
+def unsharded(outs: Sequence[tuple], avals: Sequence) -> list:
+    """Abstract results of shapes and dtypes, on the operands' manual mesh axes alone."""
     return [
-        _jax_private.out_aval(a.shape, a.dtype, (None,) * a.ndim, avals)
-        for a in closed.out_avals
+        _jax_private.out_aval(shape, dtype, (None,) * len(shape), avals)
+        for shape, dtype in outs
     ]
+
+
+def _abstract(*avals, closed, **_):
+    return unsharded([(a.shape, a.dtype) for a in closed.out_avals], avals)
 
 
 def _evaluate(*args, closed, **_):

@@ -15,6 +15,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from jaxtile import _found, _jax_private
+from jaxtile.kernels import launches
 from jaxtile.primitives._define import new_primitive
 
 # The tangents of a kernel's results: linear in its last operands.
@@ -88,8 +89,7 @@ def _moves(tangent: Any) -> bool:
 
 @tangent_p.def_abstract_eval
 def _(*avals, outs, **params):
-    none = (None,) * max((len(shape) for shape, _ in outs), default=0)
-    return [_jax_private.out_aval(s, d, none[: len(s)], avals) for s, d in outs]
+    return launches.unsharded(outs, avals)
 
 
 @tangent_p.def_impl
