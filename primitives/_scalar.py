@@ -6,7 +6,10 @@ depending on how the code around it was fused. `evaluate` traces a function on s
 and replays it so that
 
 * every op with a float16 or bfloat16 result rounds that result, in every fusion;
-* a product is rounded before anything is added to it.
+* a product is rounded before anything is added to it;
+* quotients, and in maps every result, are computed as written: XLA would turn x / c into
+  x * (1 / c), (a / b) / c into a / (b * c), (x + c) - c into x, x + 0.0 into x, and
+  exp(a) * exp(b) into exp(a + b).
 """
 
 from __future__ import annotations
@@ -33,6 +36,14 @@ SELECTIONS = frozenset(
 )
 _EXACT = SELECTIONS | {"neg", "abs", "sign", "clamp"}
 _PRODUCTS = frozenset({"mul", "integer_pow", "square", "pow"})
+_SUMS = frozenset({"add", "sub"})
+QUOTIENTS = frozenset({"div"})
+# The results that XLA looks through.
+REWRITTEN = QUOTIENTS | _SUMS | _PRODUCTS | {"exp", "exp2", "log", "sqrt", "rsqrt"}
+_SUMS = frozenset({"add", "sub"})
+QUOTIENTS = frozenset({"div"})
+# The results that XLA looks through.
+REWRITTEN = QUOTIENTS | _SUMS | _PRODUCTS | {"exp", "exp2", "log", "sqrt", "rsqrt"}
 _NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
 
@@ -95,25 +106,51 @@ def _guard(product):
     return jnp.where(product == product, product, jnp.full_like(product, jnp.nan))
 
 
-def _bind(eqn, values):
-    if eqn.primitive.name == "div":
-        values = _hidden(*values)
-    outs = eqn.primitive.bind(*values, **eqn.params)
-    return list(outs) if eqn.primitive.multiple_results else [outs]
+def _truth(like):
+    """An array of True, shaped as `like`, that XLA does not know to be one.
 
-
-def _hidden(a, b):
-    """Operands of a division, the divisor none that a compiler takes for a constant.
-
-    XLA on the CPU multiplies by the rounded reciprocal of a constant. Where a is NaN so is
-    the quotient, whatever divides it.
+    A barrier keeps it until XLA has done its algebra; nothing is left of it in the compiled
+    code. One scalar would not do: XLA has rules for scalars that are broadcast.
     """
-    kind = jnp.result_type(a)
-    if PLATFORM.get() != "cpu" or not jnp.issubdtype(kind, jnp.floating):
-        return a, b
-    if np.shape(b) not in ((), np.shape(a)):
-        return a, b  # a is the constant
-    return a, jnp.where(a == a, b, jnp.asarray(np.nan, kind))
+    like = jnp.asarray(like)
+    return lax.optimization_barrier(placed_like(jnp.full_like(like, True, bool), like))
+
+
+def unknown(values: Any) -> Any:
+    """The arrays of a pytree, of which XLA's algebra knows nothing: x + 0.0 would be x."""
+    return jax.tree.map(lax.optimization_barrier, values)
+
+
+def _kept(x, truth):
+    """x, of which XLA's algebra knows nothing."""
+    if truth is None:
+        return _guard(x)
+    return jnp.where(truth, x, jnp.asarray(np.nan, jnp.result_type(x)))
+
+
+def _bind(eqn, values, truth, keeps):
+    name = eqn.primitive.name
+    floating = jnp.issubdtype(jnp.result_type(values[0]), jnp.floating)
+    if truth is not None and floating and name in _SUMS | QUOTIENTS:
+        first = [values[0] if name == "div" else _kept(values[0], truth)]
+        values = first + [_kept(v, truth) for v in values[1:]]
+    outs = eqn.primitive.bind(*values, **eqn.params)
+    outs = list(outs) if eqn.primitive.multiple_results else [outs]
+    return [_kept(v, truth) for v in outs] if floating and name in keeps else outs
+
+
+def _needs_truth(jaxpr: Jaxpr, keeps: frozenset) -> bool:
+    """An op has a result or a constant operand that XLA must not look through."""
+    varying = set(jaxpr.invars)
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        fixed = [isinstance(v, Literal) or v not in varying for v in eqn.invars]
+        if name in keeps or (name in _SUMS and any(fixed)):
+            return True
+        if any(_needs_truth(inner, keeps) for inner in inner_jaxprs(eqn)):
+            return True
+        varying.update(() if all(fixed) else eqn.outvars)
+    return False
 
 
 def convert(x, dtype):
@@ -133,13 +170,15 @@ def _divide(a, b):
         return lax.convert_element_type(_guard(lax.div(*wide)), jnp.float32)
 
 
-def equation(eqn, values, exposed=True):
+def equation(eqn, values, exposed=True, truth=None, keeps=REWRITTEN):
     """The results of an elementwise equation, in stated arithmetic.
 
     Args:
         eqn: the equation.
         values: its operands.
         exposed: an add may follow, with which a compiler could fuse a product.
+        truth: True for each element, as `_truth` makes it, where there is need of one.
+        keeps: ops whose results no compiler may look through.
     """
     name = eqn.primitive.name
     dtype = eqn.outvars[0].aval.dtype
@@ -147,13 +186,15 @@ def equation(eqn, values, exposed=True):
         return [_divide(*values)]
     if name == "convert_element_type":
         return [convert(values[0], dtype)]
+    if truth is None and PLATFORM.get() == "cpu" and name in keeps:
+        truth = _truth(max(values, key=np.ndim))
     if dtype in _NARROW and name not in _EXACT:
         wide = [
             convert(v, jnp.float32) if jnp.asarray(v).dtype in _NARROW else v
             for v in values
         ]
-        return [convert(out, dtype) for out in _bind(eqn, wide)]
-    outs = _bind(eqn, values)
+        return [convert(out, dtype) for out in _bind(eqn, wide, truth, keeps)]
+    outs = _bind(eqn, values, truth, keeps)
     contracts = PLATFORM.get() != "tpu"  # there a product and an add stay two ops
     guarded = contracts and exposed and name in _PRODUCTS
     if guarded and jnp.issubdtype(dtype, jnp.floating):
@@ -170,7 +211,7 @@ def _exposed(jaxpr: Jaxpr, opaque: frozenset) -> set:
     return found
 
 
-def _replay(jaxpr: Jaxpr, consts, args, opaque=frozenset()) -> list:
+def _replay(jaxpr: Jaxpr, consts, args, opaque, truth, keeps) -> list:
     env: dict = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
 
@@ -184,9 +225,10 @@ def _replay(jaxpr: Jaxpr, consts, args, opaque=frozenset()) -> list:
         values = [read(v) for v in eqn.invars]
         inner = inner_jaxpr(eqn)
         if inner is None:
-            outs = equation(eqn, values, not exposed.isdisjoint(eqn.outvars))
+            here = not exposed.isdisjoint(eqn.outvars)
+            outs = equation(eqn, values, here, truth, keeps)
         else:
-            outs = _replay(*as_closed(inner), values, opaque)
+            outs = _replay(*as_closed(inner), values, opaque, truth, keeps)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
@@ -197,23 +239,31 @@ def _over_arrays(fn: Callable, ndim: int) -> Callable:
     return fn
 
 
-def evaluate(fn: Callable, *args: Any, opaque: frozenset = frozenset()) -> Any:
+def evaluate(
+    fn: Callable,
+    *args: Any,
+    opaque: frozenset = frozenset(),
+    keeps: frozenset = QUOTIENTS,
+) -> Any:
     """`fn` of pytrees of equally shaped arrays, elementwise, in stated arithmetic.
 
     Args:
         fn: of scalars.
         *args: its operands.
         opaque: names of ops that no compiler opens to fuse a product into an add.
+        keeps: names of ops whose results no compiler may look through.
     """
     leaves, tree = jax.tree.flatten(args)
     closed, out = trace(fn, tree, tuple(jnp.asarray(v).dtype for v in leaves))
     jaxpr, consts = as_closed(closed)
 
-    def scalar(*values):
-        outs = _replay(jaxpr, consts, values, opaque)
+    def scalar(truth, *values):
+        outs = _replay(jaxpr, consts, values, opaque, truth, keeps)
         return [jnp.asarray(o) for o in outs]
 
-    outs = _over_arrays(scalar, jnp.ndim(leaves[0]))(*leaves)
+    hides = PLATFORM.get() == "cpu" and _needs_truth(jaxpr, keeps)
+    truth = _truth(leaves[0]) if hides else None
+    outs = _over_arrays(scalar, jnp.ndim(leaves[0]))(truth, *leaves)
     outs = [placed_like(v, leaves[0]) for v in outs]
     return jax.tree.unflatten(jax.tree.structure(out), outs)
 

@@ -28,7 +28,13 @@ from jaxtile import _jax_private, formats
 from jaxtile.errors import NoDerivativeError, TileShapeError, TileTypeError, message
 from jaxtile.primitives._define import Out, compile_time, define, zero_tangent
 from jaxtile.primitives._functions import IN_JAX, attempt, require_pure
-from jaxtile.primitives._scalar import as_closed, evaluate, inner_jaxpr, trace
+from jaxtile.primitives._scalar import (
+    REWRITTEN,
+    as_closed,
+    evaluate,
+    inner_jaxpr,
+    trace,
+)
 from jaxtile.primitives.map_linear import (
     batch_aligned,
     has_tangent,
@@ -281,7 +287,7 @@ def _abstract(*avals, region):
 
 
 def _reference(*arrays, region, platform=""):
-    return jax.tree.leaves(evaluate(region.fn, *arrays))
+    return jax.tree.leaves(evaluate(region.fn, *arrays, keeps=REWRITTEN))
 
 
 def _require_forward(jaxpr, name):

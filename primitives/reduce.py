@@ -35,7 +35,7 @@ from jaxtile.primitives._operands import (
     check_symbolic,
     unpack,
 )
-from jaxtile.primitives._scalar import convert, elementwise
+from jaxtile.primitives._scalar import convert, elementwise, unknown
 from jaxtile.primitives._spec import Spec, make_spec
 from jaxtile.primitives._tangent import (
     elementwise_jvp,
@@ -90,6 +90,8 @@ def _native_tree(spec, elements, mask, axes, platform):
         (neutral,) = spec.identity(())
         x = jnp.where(mask, x, neutral)
         valid = lax.reduce(mask, np.asarray(False), lax.bitwise_or, axes)
+    elif name == "add" and jnp.issubdtype(elements[0].dtype, jnp.floating):
+        return [_native.add(x, axes, elements[0])], None
     return [_native.VALUES[name](x, axes)], valid
 
 
@@ -150,6 +152,7 @@ def _seeded(spec, init, state, valid, shape):
 
 def _reference(*operands, spec, axes, policy, seeded, masked, finish, out, platform=""):
     elements, init, mask = unpack(spec, operands, seeded, masked)
+    init = unknown(init)
     state = _state(elements, init, mask, spec, axes, policy, platform)
     result = spec.finish(state) if finish else state
     return [convert(v, d) for v, d in zip(result, out, strict=True)]

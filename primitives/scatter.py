@@ -32,7 +32,7 @@ from jaxtile.primitives._moves import (
     unpack_scatter,
 )
 from jaxtile.primitives._operands import check_operands
-from jaxtile.primitives._scalar import convert
+from jaxtile.primitives._scalar import convert, unknown
 from jaxtile.primitives._scatter_rules import jvp
 from jaxtile.primitives._spec import Spec
 from jaxtile.primitives._tangent import is_float, require_linear
@@ -169,6 +169,7 @@ def _reference(
     platform="",
 ):
     elements, index, init = unpack_scatter(spec, operands, seeded)
+    init = unknown(init)
     state = _state(
         elements, index, init, spec, axis, batch, size, policy, is_sorted, platform
     )

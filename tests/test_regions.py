@@ -50,6 +50,21 @@ def test_quotients_by_constants_are_rounded_once(dtype, divisor, x64):
             np.testing.assert_array_equal(np.asarray(run(x)), want)
 
 
+@pytest.mark.parametrize("divisor", [7.0, 11.0, 49.0])
+def test_quotients_of_constants_are_rounded_once(divisor):
+    x, by = np.ones(64, np.float32), np.float32(divisor)
+
+    @jax.jit
+    def run(x, by):
+        three, all_by = jnp.full_like(x, 3), jnp.full_like(x, divisor)
+        constants = jt.map(lambda e, a, b: e * (a / b), x, three, all_by)
+        traced = jt.map(lambda a, b: a / b, three, jnp.broadcast_to(by, x.shape))
+        return constants, traced
+
+    for got in run(x, by):
+        np.testing.assert_array_equal(got, np.full(64, np.float32(3) / by))
+
+
 def test_helpers_that_share_helpers_have_one_key_each():
     space = {"f0": lambda v: v, "f1": lambda v: v + 1, "__name__": "elsewhere"}
     space["table"] = {1: "a", "b": [2]}  # keys of two types
