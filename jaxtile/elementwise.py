@@ -24,7 +24,8 @@ def map(fn: Callable[..., Any], *values: Any) -> Any:
 
         y[q] = fn(x0[q], ..., xn[q])
 
-    Every op inside fn on bfloat16 or float16 rounds its result, in every fusion.
+    Every op inside fn is done as written and rounds its result, in every fusion: no
+    compiler makes a * b + c one fused step, a / b / c one quotient or (a + c) - c an a.
     Derivatives of any order come from fn's forward derivative.
 
     Args:
