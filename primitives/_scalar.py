@@ -194,12 +194,11 @@ def equation(eqn, values, exposed=True, truth=None, keeps=REWRITTEN):
             for v in values
         ]
         return [convert(out, dtype) for out in _bind(eqn, wide, truth, keeps)]
-    outs = _bind(eqn, values, truth, keeps)
     contracts = PLATFORM.get() != "tpu"  # there a product and an add stay two ops
     guarded = contracts and exposed and name in _PRODUCTS
-    if guarded and jnp.issubdtype(dtype, jnp.floating):
-        outs = [_guard(out) for out in outs]
-    return outs
+    guarded = guarded and jnp.issubdtype(dtype, jnp.floating)
+    outs = _bind(eqn, values, truth, keeps - _PRODUCTS if guarded else keeps)
+    return [_guard(out) for out in outs] if guarded else outs
 
 
 def _exposed(jaxpr: Jaxpr, opaque: frozenset) -> set:
