@@ -136,6 +136,33 @@ def _in_body(op, axis, reducer, shape, leaves=1, **params):
     return kernel(body, block(*length))
 
 
+def _products():
+    """The update of a block in a kernel's body beside jnp.dot."""
+    out = block(256, 256)
+    for dtype, precision in (
+        ("bfloat16", None),
+        ("float32", jax.lax.Precision.HIGHEST),
+    ):
+        args = block(256, 512, dtype=dtype), block(512, 256, dtype=dtype)
+
+        def ours(a_ref, b_ref, o_ref):
+            o_ref[...] = jt.mma(a_ref[...], b_ref[...], jnp.zeros_like(o_ref))
+
+        def theirs(a_ref, b_ref, o_ref, precision=precision):
+            options: Any = dict(precision=precision, preferred_element_type=jnp.float32)
+            o_ref[...] = jnp.dot(a_ref[...], b_ref[...], **options)
+
+        base = kernel(theirs, out), args, "`jnp.dot` in a kernel"
+        yield (
+            f"mma {dtype}, in a kernel's body",
+            1,
+            kernel(ours, out),
+            args,
+            base,
+            1.1,
+        )
+
+
 def against_kernels(chips):
     """Ours beside what a kernel costs at least; all are kernels of one block."""
     fixed: Any = dict(policy="fixed_tree")
@@ -165,6 +192,7 @@ def against_kernels(chips):
         (f"{name}, in a kernel's body", axis, call, *rest)
         for (name, axis, _, *rest), call in zip(cases, bodies, strict=True)
     ]
+    cases += _products()
     for name, axis, ours, args, (base, base_args, base_name), most in cases:
         for chip in chips:
             mine = cycles(ours, args, chip)["in_kernels"]
