@@ -99,21 +99,65 @@ def test_refusals(backend, op, shape, k, sentence):
     assert sentence in answer.reason
 
 
+@pytest.fixture
+def rolls(monkeypatch):
+    """The rolls of a TPU, which has them in kernels alone, op by op."""
+    monkeypatch.setattr(tpu_sort.pltpu, "roll", jnp.roll)
+
+
+def _sorts(run, shape, dtype, axis):
+    x = order.anything(rng_of(shape, dtype), shape, dtype)
+    rules = dict(descending=axis == 0, nan="largest")
+    call = lambda x: jt.sort(x, axis, x, return_indices=True, **rules)  # noqa: E731
+    values, indices, moved = run(call, x)
+    want = order.argsort(x, axis, **rules)
+    order.same(indices, want)
+    order.same(values, np.take_along_axis(x, want, axis))
+    order.same(moved, values)
+
+
 @pytest.mark.parametrize("shape", [(5, 5), (8, 100), (3, 129), (7,)])
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint32"])
-def test_tpu_sorts_any_length_along_lanes_and_sublanes(shape, dtype):
-    x = order.anything(rng_of(shape, dtype), shape, dtype)
-    for axis in range(x.ndim):
-        rules = dict(descending=axis == 0, nan="largest")
-        call = lambda x, a=axis, r=rules: jt.sort(x, a, x, return_indices=True, **r)  # noqa: E731
-        values, indices, moved = targets.interpreted(call, TPU, x)
-        want = order.argsort(x, axis, **rules)
-        order.same(indices, want)
-        order.same(values, np.take_along_axis(x, want, axis))
-        order.same(moved, values)
+def test_tpu_sorts_along_lanes(shape, dtype):
+    run = lambda call, x: targets.interpreted(call, TPU, x)  # noqa: E731
+    _sorts(run, shape, dtype, len(shape) - 1)
 
 
-def test_tpu_takes_the_first():
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((70, 9), 1), ((200, 129), 1), ((9, 70), 0)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint32"])
+@pytest.mark.usefixtures("rolls")
+def test_tpu_sorts_columns(shape, axis, dtype):
+    run = lambda call, x: through(TPU, call, x, jit=False)  # noqa: E731
+    _sorts(run, shape, dtype, axis)
+
+
+def test_tpu_sorts_many_tiles_in_a_loop():
+    run = lambda call, x: targets.interpreted(call, TPU, x)  # noqa: E731
+    _sorts(run, (5, 300), "float32", 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "k"),
+    [
+        ((100, 40), 1, 1),
+        ((64, 64), 1, 8),
+        ((130, 256), 1, 13),
+        ((12, 3), 0, 7),  # fewer groups than k
+        ((24, 5), 0, 17),  # above what is inserted
+    ],
+)
+@pytest.mark.usefixtures("rolls")
+def test_tpu_takes_the_first(shape, axis, k):
+    x = order.anything(rng_of(shape, k), shape, "float32")
+    call = lambda x: jt.topk(x, axis, k)  # noqa: E731
+    got = through(TPU, call, x, jit=False)
+    for value, want in zip(got, call(x), strict=True):
+        order.same(value, want)
+
+
+def test_tpu_takes_the_first_by_rolls():
     x = order.anything(rng_of("tpu"), (4, 100), "float32")
     got = targets.interpreted(lambda x: jt.topk(x, 1, 3), TPU, x)
     for value, want in zip(got, jt.topk(x, 1, 3), strict=True):
@@ -130,6 +174,9 @@ def test_tpu_takes_the_first():
         ("v5e", (5, 5), 0, 5),
         ("v5e", (256, 256), 1, 8),
         ("v5e", (512, 128), 0, 512),
+        ("v6e", (300, 100), 1, 100),
+        ("tpu7x", (512, 200), 1, 7),
+        ("v5e", (64, 300), 0, 3),
     ],
 )
 def test_libtpu_compiles_the_network(chip, shape, axis, k):
