@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -189,6 +190,7 @@ class Nest:
 
         def decorate(body: Callable) -> Any:
             function(op, "a body", body, "Decorate def body(handle, state).")
+            _require_takes(op, body, init)
             handle = self._handle("serial", extent, block)
             handle.backward, handle.bounds = reverse, _bounds(op, handle, *bounds)
             if init is None:
@@ -261,7 +263,8 @@ class Nest:
         many: Any = dims if isinstance(dims, tuple | list) else (dims,)
         named: list[Any] = [getattr(d, "dim", d) for d in many]
         shape = tuple(self._edge("nest.full", d).size for d in many)
-        return Tile(jnp.full(shape, value, dtype), tuple(named))
+        array = _edges.apart(jnp.full(shape, value, dtype), named, named)
+        return Tile(array, tuple(named))
 
     def coordinates(self, dim: Handle | Dim) -> Tile:
         """The coordinates along the axis that a tile's elements have.
@@ -313,6 +316,24 @@ def _kept(handle: Handle, out: Any, before: Any) -> Any:
     ):
         return handle.kept(out, state.whole(state.leaves))
     return out
+
+
+def _require_takes(op: str, body: Callable, init: Any) -> None:
+    """Refuse a body that takes a state without init, or none with it."""
+    given = ("handle",) if init is None else ("handle", "state")
+    try:
+        inspect.signature(body).bind(*given)
+    except TypeError as error:
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"a body of ({', '.join(given)}), "
+                + ("as there is no init" if init is None else "as there is an init"),
+                got=f"a body of {inspect.signature(body)}",
+                way_out="With init= it takes the state and returns the next one; without, "
+                "the handle alone.",
+            )
+        ) from error
 
 
 def _bounds(op: str, handle: Handle, start: Any, stop: Any) -> tuple[Any, Any] | None:

@@ -277,7 +277,7 @@ def trace(name: str, call: Callable, operands: Sequence, results: Sequence):
         engine = Plain(arrays, indices)
         found.append(engine)
         views = views_of(operands, results, engine)
-        with _edges.scope():
+        with _edges.scope(derived=True):
             call(Nest(views, engine), *views)
         return [s.value for s in engine.stores]
 
