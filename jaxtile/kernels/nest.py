@@ -163,11 +163,12 @@ class Nest:
                 return self._engine.inside(self._run, handle, index, body, state)
 
             if not self._engine.vectorises:
-                return self._engine.fold(handle, order, at_block, init)
-            fold = regions.fold(
-                handle.count, init=init, contract=contract, policy=order
-            )
-            return fold(at_block)
+                out = self._engine.fold(handle, order, at_block, init)
+            else:
+                fold = {"init": init, "contract": contract, "policy": order}
+                out = regions.fold(handle.count, **fold)(at_block)
+            handle.leave()
+            return out
 
         return decorate
 
@@ -178,9 +179,10 @@ class Nest:
             if handle.block is not None:
                 _edges.add(handle.dim, handle.edge())
             out = body(handle, state)
-        if handle.bounds is None or not self._engine.vectorises:
-            return out
-        return _kept(handle, out, state)
+        if handle.bounds is not None and self._engine.vectorises:
+            out = _kept(handle, out, state)
+        handle.index = None
+        return out
 
     def _loop(
         self, kind: str, extent, block, init, reverse, bounds
@@ -193,12 +195,11 @@ class Nest:
             _require_takes(op, body, init)
             handle = self._handle("serial", extent, block)
             handle.backward, handle.bounds = reverse, _bounds(op, handle, *bounds)
-            if init is None:
-                self._engine.loop(
-                    op, handle, self._run, lambda h, s: (body(h), s)[1], 0
-                )
-                return None
-            return self._engine.loop(op, handle, self._run, body, init)
+            step = body if init is not None else lambda h, s: (body(h), s)[1]
+            state = 0 if init is None else init
+            out = self._engine.loop(op, handle, self._run, step, state)
+            handle.leave()
+            return None if init is None else out
 
         return decorate
 
