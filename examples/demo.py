@@ -225,9 +225,9 @@ def report(digits: np.ndarray) -> None:
     check("the scan reads and writes its array once", counted == 2 * x.nbytes)
     print(f"\n{jt.support_table()}\n")
     block = jax.ShapeDtypeStruct((64, 128), jnp.float32)
-    fold = jt.supports("reduce", "tpu", block, 0, jt.add, policy="fold_left")
-    print(f"  a fold in a TPU kernel: {fold}")
-    check("a refusal comes with its reason", not fold and fold.reason)
+    narrow = jt.supports("cast", "tpu", block, jnp.float16)
+    print(f"  a cast to float16 in a TPU kernel: {narrow}")
+    check("a refusal comes with its reason", not narrow and narrow.reason)
 
 
 def main() -> int:

@@ -71,6 +71,8 @@ def axis_of(op: str, axis: Any, ndim: int, dims) -> int:
             )
         return dims.index(axis)
     way_out = "Name the axis to work along."
+    if isinstance(getattr(axis, "dim", None), Dim):  # a handle of a kernel's nest
+        way_out = "Pass its .dim."
     place = integer(op, "an integer axis or a Dim", axis, way_out)
     if not -ndim <= place < ndim:
         raise TileShapeError(
@@ -159,7 +161,8 @@ def seed_of(op, spec: Spec, init: Any, shape, dims) -> list | None:
         )
     pairs = zip(jax.tree.leaves(state), spec.states, strict=True)
     way_out = "One seed a fibre: the shape without the reduced axes."
-    return [seed_leaf(op, "init", v, d, shape, way_out) for v, d in pairs]
+    leaves = [seed_leaf(op, "init", v, d, shape, way_out) for v, d in pairs]
+    return [_edges.apart(v, dims, dims) for v in leaves]
 
 
 def _is_number(value: Any) -> bool:

@@ -43,13 +43,24 @@ _ACTIVE: contextvars.ContextVar[Mapping[Dim, Edge] | None] = contextvars.Context
 )
 
 
+_DERIVED: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "derived", default=False
+)
+
+
 @contextlib.contextmanager
-def scope() -> Iterator[None]:
-    """A block in which dims get edges that are forgotten at its end."""
+def scope(derived: bool | None = None) -> Iterator[None]:
+    """A block in which dims get edges that are forgotten at its end.
+
+    Args:
+        derived: what is traced may be differentiated; None is as outside of the block.
+    """
     token = _ACTIVE.set(dict(_ACTIVE.get() or {}))
+    before = _DERIVED.set(_DERIVED.get() if derived is None else derived)
     try:
         yield
     finally:
+        _DERIVED.reset(before)
         _ACTIVE.reset(token)
 
 
@@ -98,8 +109,32 @@ def require_whole(op: str, dims: Any, axes: Any, shape: Any) -> None:
             )
 
 
-def cleared(array: Any, dims: Any, along: Any) -> Any:
-    """An array with zeros outside, along some of its dims."""
+def cleared(array: Any, dims: Any, along: Any, summed_later: Any = ()) -> Any:
+    """An array with zeros outside, along some of its dims.
+
+    Args:
+        array, dims: the operand of a sum.
+        along: the dims that the sum is over.
+        summed_later: those that its derivatives sum over.
+    """
+    along = {*along, *(summed_later if _DERIVED.get() else ())}
     axes = [axis for axis, d in enumerate(dims) if d in along]
     mask = inside(dims, axes, array.shape)
     return array if mask is None else jnp.where(mask, array, jnp.zeros_like(array))
+
+
+def apart(array: Any, dims: Any, lacked: Any) -> Any:
+    """An array that was spread along some dims; its cotangents outside count for nothing.
+
+    What lies outside stands for nothing, and its derivative may be no number: log(0). Such
+    a cotangent may not enter the sum that is the cotangent of what was spread.
+    """
+    if dims is None or not (
+        _DERIVED.get() and jnp.issubdtype(array.dtype, jnp.inexact)
+    ):
+        return array
+    axes = [axis for axis, d in enumerate(dims) if d in lacked]
+    mask = inside(dims, axes, array.shape)
+    if mask is None:
+        return array
+    return lax.select(mask, array, lax.stop_gradient(array))

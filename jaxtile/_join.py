@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtile import _edges
 from jaxtile._checks import operand
 from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
@@ -46,7 +47,12 @@ def lift_arrays(op: str, fn: Callable[..., Any], *values: Any) -> tuple[Any, Any
     if leaves and all(map(is_constant, leaves)):
         leaves[0] = jnp.asarray(leaves[0])
     arrays, dims = meet(op, leaves)
-    return map_arrays(fn, *jax.tree.unflatten(tree, arrays), name=op), dims
+
+    def spread(scalar, shape):
+        return _edges.apart(jnp.broadcast_to(scalar, shape), dims, dims)
+
+    values = jax.tree.unflatten(tree, arrays)
+    return map_arrays(fn, *values, name=op, spread=spread), dims
 
 
 def meet(op: str, leaves: Sequence[Any]) -> tuple[list, tuple[Dim, ...] | None]:
@@ -55,7 +61,14 @@ def meet(op: str, leaves: Sequence[Any]) -> tuple[list, tuple[Dim, ...] | None]:
     arrays = [placed(op, leaf, dims) for leaf in leaves]
     shape = _broadcast_shape(op, arrays)
     settled = _settle_weak(arrays)
-    return [v if is_constant(v) else jnp.broadcast_to(v, shape) for v in settled], dims
+
+    def spread(leaf, v):
+        if is_constant(v):
+            return v
+        lacked = set(dims or ()) - set(leaf.dims if is_tile(leaf) else ())
+        return _edges.apart(jnp.broadcast_to(v, shape), dims, lacked)
+
+    return list(map(spread, leaves, settled)), dims
 
 
 def is_constant(value: Any) -> bool:

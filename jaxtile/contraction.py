@@ -150,8 +150,9 @@ def run(op: str, plan: Plan, options: Options, c: Any = None) -> Any:
     """Check what is left, and bind."""
     a, b, labels, say, dims = plan
     if dims is not None:
+        summed = set(labels[0]) & set(labels[1]) - set(dims)
         a, b = (
-            _edges.cleared(v, named, set(labels[0]) & set(labels[1]) - set(dims))
+            _edges.cleared(v, named, summed, dims)
             for v, named in ((a, labels[0]), (b, labels[1]))
         )
     policy = as_mma_policy(op, options.policy)
@@ -179,7 +180,7 @@ def run(op: str, plan: Plan, options: Options, c: Any = None) -> Any:
         captured=made.captured if made else (),
         implementation=backends.asked(op, options.implementation),
     )
-    return y if dims is None else Tile(y, dims)
+    return y if dims is None else Tile(_edges.apart(y, dims, dims), dims)
 
 
 def as_mma_policy(op: str, policy: Any) -> MmaPolicy:

@@ -123,6 +123,8 @@ def _gather(op, x, index, axis, fill, batch, implementation):
     array, index, fill = align_varying([array, index, fill])
     how = backends.asked(op, implementation)
     found = bind_gather(array, index, fill, place, shared, how)
+    if out is not None:
+        found = _edges.apart(found, out, own)
     return retile(jax.tree.structure(0), [found], out)
 
 

@@ -98,7 +98,8 @@ def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> jax.Arra
     """(x - mean) / sqrt(variance + eps) * weight + bias along the last axis.
 
     The mean is corrected by the mean of what it leaves; rows too long for a GPU's registers
-    take Welford's, by pieces.
+    take Welford's, by pieces. What overflows in the sums and squares of the accumulator,
+    in float32 squares of 1.8e19 and above, is not scaled: such rows are 0 or NaN.
 
     Args:
         x: an array of any rank; below 32 bits it is computed in float32.
@@ -127,6 +128,9 @@ def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> jax.Arra
 
 def rms_norm(x: Any, weight: Any, *, eps: float = 1e-6) -> jax.Array:
     """x / sqrt(mean of squares + eps) * weight along the last axis.
+
+    Squares that overflow in the accumulator, in float32 those of 1.8e19 and above, are not
+    scaled: such rows are 0.
 
     Args:
         x: an array of any rank; below 32 bits it is computed in float32.
@@ -193,6 +197,9 @@ def attention(
     block: int | None = None,
 ) -> jax.Array:
     """softmax(scale * q k^T) v of each head, as a fold of an online softmax over keys.
+
+    Keys beyond a length may hold anything. Values that causal hides from a row weigh 0
+    there: they have to be finite.
 
     Args:
         q: queries `[batch, heads, rows, depth]`.

@@ -76,7 +76,9 @@ def reindex(x: Any, out: Any, f: Callable[..., Any], fill: Any = None) -> Any:
 def _moved(op, array, dims, shape, named, f, fill, where=""):
     closed = trace_map(op, f, shape, array.ndim, where)
     fill = None if fill is None else scalar_fill(op, fill, array.dtype)
-    return retile(_ONE, [move(op, array, closed, shape, fill)], named)
+    found = move(op, array, closed, shape, fill)
+    found = _edges.apart(found, named, set(named or ()) - set(dims or ()))
+    return retile(_ONE, [found], named)
 
 
 def _as_tuple(found, coordinates, dims, named):

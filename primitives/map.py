@@ -70,7 +70,12 @@ class Region:
         return self.name
 
 
-def map_arrays(fn: Callable[..., Any], *args: Any, name: str = "map") -> Any:
+def map_arrays(
+    fn: Callable[..., Any],
+    *args: Any,
+    name: str = "map",
+    spread: Callable = jnp.broadcast_to,
+) -> Any:
     """Bind `map_p` for a function of pytrees.
 
     Args:
@@ -79,6 +84,7 @@ def map_arrays(fn: Callable[..., Any], *args: Any, name: str = "map") -> Any:
         *args: pytrees of equally shaped arrays, at least one, and of Python scalars,
             which become constants of the region.
         name: for messages and jaxprs.
+        spread: `(scalar, shape) -> array`, of what fn closes over.
 
     Returns:
         The pytree that fn returns, of arrays.
@@ -99,7 +105,7 @@ def map_arrays(fn: Callable[..., Any], *args: Any, name: str = "map") -> Any:
     call = functools.partial(_call, fn, tree, constants)
     tell = functools.partial(_expectation, name, leaves)
     made = region_of(fn, call, [v.dtype for v in arrays], name, tell)
-    arrays = [*(jnp.broadcast_to(c, shape) for c in made.captured), *arrays]
+    arrays = [*(spread(c, shape) for c in made.captured), *arrays]
     arrays = _jax_private.align_varying(arrays)
     outs = map_p.bind(*arrays, region=made.region)
     return jax.tree.unflatten(jax.tree.structure(made.out), outs)

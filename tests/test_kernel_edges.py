@@ -134,3 +134,34 @@ def test_a_tuned_kernel_may_close_over_a_traced_value(through):
     want = {jax.jit: 9.0, jax.vmap: np.array([9.0, 12.0]), jax.grad: 3.0}[through]
     c = jnp.array([2.0, 3.0]) if through is jax.vmap else jnp.float32(2)
     np.testing.assert_array_equal(through(call)(c), want)
+
+
+def _states(nest, x, y, low):
+    rows = nest.parallel(x.shape[0], 4)
+    start = nest.full(rows, jnp.inf, x.dtype)
+
+    @nest.serial(x.shape[1], 5, init=start, start=rows.start * 0)
+    def least(cols, s):
+        t = x.tile(rows, cols).load()
+        return jt.minimum(s, jt.reduce(t, cols.dim, jt.minimum))
+
+    @nest.serial(x.shape[1], 5)
+    def _(cols):
+        y.tile(rows, cols).store(x.tile(rows, cols).load() * 2)
+
+    low.tile(rows).store(least)
+
+
+@pytest.mark.parametrize("name", [None, "interpret"])
+def test_no_tracer_outlives_its_trace(name):
+    out = (X, jax.ShapeDtypeStruct(X.shape[:1], X.dtype))
+    kernel = jt.kernel(out=out)(_states)
+    with jax.checking_leaks():
+        double, low = kernel(X, implementation=name)
+        slope = jax.grad(lambda x: kernel(x, implementation=name)[1].sum())(X)
+        heads = X[None, None]
+        attended = jax.jit(jt.nn.attention)(heads, heads, heads)
+    np.testing.assert_array_equal(double, 2 * X)
+    np.testing.assert_array_equal(low, X[:, 0])
+    np.testing.assert_array_equal(slope, np.arange(21) == np.zeros((13, 1)))
+    np.testing.assert_array_equal(attended[0, 0, -1], X[-1])

@@ -1,7 +1,9 @@
-"""The notebooks run, and what is committed of them is their output."""
+"""The notebooks run, and what is committed of them is their output; the demo runs."""
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,10 @@ def test_notebook_names_no_machine(path):
 def test_notebook_asserts_its_claims(path):
     _, code = _read(path)
     assert sum("assert " in cell.source for cell in code) >= len(code) // 2
+
+
+def test_the_demo_finds_all_that_it_claims():
+    found = subprocess.run(
+        [sys.executable, ROOT / "examples" / "demo.py"], capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-2000:]

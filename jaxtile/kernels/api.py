@@ -88,7 +88,7 @@ class Kernel:
             TileTypeError: they are no functions; when differentiated, keyword arguments
                 or a structure that does not fit.
             TileShapeError: when differentiated, another shape or dtype.
-            TypeError: by jax, in forward mode without forward_mode.
+            NoDerivativeError: forward mode, without forward_mode.
 
         Example:
             >>> import jax, jax.numpy as jnp, jaxtile as jt
@@ -124,9 +124,11 @@ class Kernel:
             out = out(*arguments(self.name, out, structs, {}))
         leaves, tree = jax.tree.flatten(out, is_leaf=is_tile)
         results = [self._result(v) for v in leaves]
-        calls = {REFERENCE: self._configured(REFERENCE, config.values, structs)}
-        for name in self.tuned if implementation is None else (implementation,):
-            calls[name] = self._configured(name, config.values, structs)
+        names = self.tuned if implementation is None else (implementation,)
+        calls = {
+            name: self._configured(name, config.values, structs, len(results))
+            for name in (REFERENCE, *names)
+        }
 
         def run(*operands):
             arrays = realisations.run(implementation, calls, _pairs(operands), results)
@@ -146,7 +148,9 @@ class Kernel:
             whole, plainly, operands, _pairs(operands), results
         )
 
-    def _configured(self, name: str, config: dict, structs: list) -> realisations.Call:
+    def _configured(
+        self, name: str, config: dict, structs: list, results: int
+    ) -> realisations.Call:
         """The body with the keyword arguments of a realisation."""
         tuned = self.tuned.get(name, {})
         if callable(tuned):
@@ -154,6 +158,7 @@ class Kernel:
         every = {**_mapping(self.name, f"tuned[{name!r}]", tuned), **config}
         sizes = {k: every.pop(k, None) for k in LAUNCH}
         launch = {k: _size(self.name, k, v) for k, v in sizes.items() if v is not None}
+        _require_takes(self.name, self.body, len(structs), results, every)
         body = functools.partial(self.body, **every)
         return realisations.Call(self.name, body, launch)
 
@@ -250,6 +255,26 @@ def _mapping(op: str, what: str, value: Any) -> Mapping:
     return value
 
 
+def _require_takes(
+    op: str, body: Callable, operands: int, results: int, config: Mapping
+) -> None:
+    """Refuse a call that the body's parameters do not fit."""
+    try:
+        inspect.signature(body).bind(*[None] * (1 + operands + results), **config)
+    except TypeError as error:
+        keywords = f" and the keywords {', '.join(config)}" if config else ""
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"a body that takes a nest, {operands} operands, {results} "
+                f"results{keywords}",
+                got=f"{op}{inspect.signature(body)}: {str(error).removeprefix('got ')}",
+                way_out="Pass an operand for each that the body names, and keywords of "
+                "its own; out= says how many results there are.",
+            )
+        ) from error
+
+
 def _size(op: str, name: str, value: Any) -> int:
     """A size of the launch."""
     way_out = "Leave it out for what suits the platform."
@@ -274,7 +299,8 @@ def kernel(
     The body makes nests, loads tiles of its operands and stores tiles of its results.
     It is traced once for each set of shapes, as one instance; all instances of its
     parallel nests then run side by side. Ragged edges are loaded padded, skipped by
-    reductions and contractions along them, and never stored.
+    reductions and contractions along them, and never stored. A body stores every result;
+    elements that it stores in no instance have no value.
 
     Args:
         out: what it returns, a `jax.ShapeDtypeStruct` or a pytree of them, or a function

@@ -188,7 +188,7 @@ def launch(name: str, call: Callable, operands, results, engine, arrays) -> list
     def body(*refs):
         inner = Blocks(dict(zip([*reads, *writes], refs, strict=True)))
         views = plain.views_of(operands, results, inner)
-        with _edges.scope():
+        with _edges.scope(derived=False):
             call(Nest(views, inner), *views)
 
     found = pl.pallas_call(

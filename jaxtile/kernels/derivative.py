@@ -63,7 +63,7 @@ class Rule(NamedTuple):
             return tangent.attach(primal, forward, backward, operands)
         kernel = jax.custom_vjp(primal)
         kernel.defvjp(forward, backward)
-        return kernel(*operands)
+        return kernel(*tangent.reverse_only(operands, self.op))
 
 
 def _varying(tree: Any, like: Any) -> Any:

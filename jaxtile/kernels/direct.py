@@ -6,9 +6,10 @@ the kernel computes. Tiles have sizes of powers of two there: the rest lies outs
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -208,7 +209,8 @@ def run(
         engine, _ = plain.trace(name, call, pairs, results)
         if backend in _UNORDERED:
             _require_one_cut(name, backend, engine)
-        return launch(name, call, pairs, results, engine, arrays)
+        with _own_arrays(name):
+            return launch(name, call, pairs, results, engine, arrays)
 
     def fast(*arrays):
         return launches.bind(launched, arrays, name, backend)
@@ -218,6 +220,25 @@ def run(
         return plain.run(name, call, pairs, results)
 
     return differentiable(fast, again)(*(x for x, _ in operands))
+
+
+@contextlib.contextmanager
+def _own_arrays(name: str) -> Iterator[None]:
+    """A block in which Pallas' refusal of what a body closes over is told as ours."""
+    try:
+        yield
+    except ValueError as error:
+        if "captures constants" not in str(error):
+            raise
+        raise UnsupportedOnBackend(
+            message(
+                f"kernel {name}",
+                expected="a body of what it loads, numbers and nest.coordinates",
+                got="one that closes over an array",
+                way_out="Make the array an operand, and load it; only "
+                'implementation="reference" takes it as it is.',
+            )
+        ) from error
 
 
 # Where threads of an instance store, and none waits for another.
@@ -276,7 +297,7 @@ def launch(
     def body(*refs):
         inner = Direct(refs[: len(flat)], refs[len(flat) :], counts, interpret)
         views = plain.views_of(operands, results, inner)
-        with _edges.scope():
+        with _edges.scope(derived=False):
             call(Nest(views, inner), *views)
 
     found = pl.pallas_call(

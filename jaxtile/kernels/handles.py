@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 
 from jaxtile import _edges
 from jaxtile.dims import Dim
@@ -37,6 +38,10 @@ class Handle:
     lanes: int = 1
     backward: bool = False
     bounds: tuple[Any, Any] | None = None
+
+    def leave(self) -> None:
+        """Forget what was traced: its nest is done."""
+        self.index = self.bounds = None
 
     @property
     def count(self) -> int:
@@ -137,6 +142,15 @@ class Part(NamedTuple):
     end: Any
     handle: Handle | None
     ragged: bool
+
+    @property
+    def settled(self) -> Part:
+        """What of it outlives the trace: None where a coordinate was traced."""
+
+        def known(value):
+            return None if isinstance(value, Tracer) else value
+
+        return self._replace(start=known(self.start), end=known(self.end))
 
     @property
     def whole(self) -> bool:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 from jax import core
 from jax.interpreters import batching, mlir
 
@@ -91,6 +92,10 @@ def _lower(platform, ctx, *args, name, backend, **params):
 
 
 def _batch(args, dims, *, closed, **params):
+    if 0 in (a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None):
+        # No grid has instances of nothing.
+        outs = [jnp.zeros((0, *a.shape), a.dtype) for a in closed.out_avals]
+        return _jax_private.align_varying([*outs, *args])[: len(outs)], [0] * len(outs)
     fn = jax.vmap(functools.partial(_evaluate, closed=closed), dims)
     outs = bind(fn, args, **params)
     return outs, [0] * len(outs)

@@ -89,7 +89,7 @@ def launch(
     def traced(*indices):
         inner = Threads(indices)
         views = plain.views_of(operands, results, inner)
-        with _edges.scope():
+        with _edges.scope(derived=False):
             call(Nest(views, inner), *views)
         return inner.carried
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -162,11 +163,12 @@ class Nest:
                 return self._engine.inside(self._run, handle, index, body, state)
 
             if not self._engine.vectorises:
-                return self._engine.fold(handle, order, at_block, init)
-            fold = regions.fold(
-                handle.count, init=init, contract=contract, policy=order
-            )
-            return fold(at_block)
+                out = self._engine.fold(handle, order, at_block, init)
+            else:
+                fold = {"init": init, "contract": contract, "policy": order}
+                out = regions.fold(handle.count, **fold)(at_block)
+            handle.leave()
+            return out
 
         return decorate
 
@@ -177,9 +179,10 @@ class Nest:
             if handle.block is not None:
                 _edges.add(handle.dim, handle.edge())
             out = body(handle, state)
-        if handle.bounds is None or not self._engine.vectorises:
-            return out
-        return _kept(handle, out, state)
+        if handle.bounds is not None and self._engine.vectorises:
+            out = _kept(handle, out, state)
+        handle.index = None
+        return out
 
     def _loop(
         self, kind: str, extent, block, init, reverse, bounds
@@ -189,14 +192,14 @@ class Nest:
 
         def decorate(body: Callable) -> Any:
             function(op, "a body", body, "Decorate def body(handle, state).")
+            _require_takes(op, body, init)
             handle = self._handle("serial", extent, block)
             handle.backward, handle.bounds = reverse, _bounds(op, handle, *bounds)
-            if init is None:
-                self._engine.loop(
-                    op, handle, self._run, lambda h, s: (body(h), s)[1], 0
-                )
-                return None
-            return self._engine.loop(op, handle, self._run, body, init)
+            step = body if init is not None else lambda h, s: (body(h), s)[1]
+            state = 0 if init is None else init
+            out = self._engine.loop(op, handle, self._run, step, state)
+            handle.leave()
+            return None if init is None else out
 
         return decorate
 
@@ -261,7 +264,8 @@ class Nest:
         many: Any = dims if isinstance(dims, tuple | list) else (dims,)
         named: list[Any] = [getattr(d, "dim", d) for d in many]
         shape = tuple(self._edge("nest.full", d).size for d in many)
-        return Tile(jnp.full(shape, value, dtype), tuple(named))
+        array = _edges.apart(jnp.full(shape, value, dtype), named, named)
+        return Tile(array, tuple(named))
 
     def coordinates(self, dim: Handle | Dim) -> Tile:
         """The coordinates along the axis that a tile's elements have.
@@ -313,6 +317,24 @@ def _kept(handle: Handle, out: Any, before: Any) -> Any:
     ):
         return handle.kept(out, state.whole(state.leaves))
     return out
+
+
+def _require_takes(op: str, body: Callable, init: Any) -> None:
+    """Refuse a body that takes a state without init, or none with it."""
+    given = ("handle",) if init is None else ("handle", "state")
+    try:
+        inspect.signature(body).bind(*given)
+    except TypeError as error:
+        raise TileTypeError(
+            message(
+                op,
+                expected=f"a body of ({', '.join(given)}), "
+                + ("as there is no init" if init is None else "as there is an init"),
+                got=f"a body of {inspect.signature(body)}",
+                way_out="With init= it takes the state and returns the next one; without, "
+                "the handle alone.",
+            )
+        ) from error
 
 
 def _bounds(op: str, handle: Handle, start: Any, stop: Any) -> tuple[Any, Any] | None:

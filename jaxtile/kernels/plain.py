@@ -80,7 +80,7 @@ class Plain:
 
     def load(self, ref: TileRef) -> Any:
         x, parts = self.arrays[ref.view.place], ref.parts
-        self.loads.append((ref.view.place, parts))
+        self.loads.append((ref.view.place, tuple(p.settled for p in parts)))
         fill = fill_of(ref)
         pads = [
             (0, p.handle.count * p.size - p.extent if p.handle else 0) for p in parts
@@ -110,7 +110,8 @@ class Plain:
         check_store(op, ref.parts, self.parallel)
 
     def store(self, ref: TileRef, value: Any) -> None:
-        self.stores.append(Store(ref.view.place, ref.parts, value))
+        parts = tuple(p.settled for p in ref.parts)
+        self.stores.append(Store(ref.view.place, parts, value))
 
     def inside(self, fn: Callable, *args: Any) -> Any:
         """`fn` where stores are refused: in a fold that may be regrouped."""
@@ -144,7 +145,7 @@ class Plain:
             return run(handle, index, body, s)
 
         try:
-            closed = trace_body(op, step, domain, state, self._stored)
+            closed = trace_body(op, step, domain, state, self.stored)
             inner = self.stores
         finally:
             self.stores, self.depth = outer, self.depth - 1
@@ -165,8 +166,21 @@ class Plain:
             self.stores.append(s._replace(value=value, loops=(handle, *s.loops)))
         return state.whole(last)
 
-    def _stored(self) -> list:
-        return [s.value for s in self.stores]
+    def stored(self) -> list:
+        """The values of all stores, of which shapes and dtypes stay here."""
+        values = [s.value for s in self.stores]
+        self.stores = [
+            s._replace(value=jax.ShapeDtypeStruct(jnp.shape(v), jnp.result_type(v)))
+            for s, v in zip(self.stores, values, strict=True)
+        ]
+        return values
+
+    def leave(self) -> list:
+        """The values of all stores, when the body has been traced."""
+        for handle in self.parallel:
+            handle.leave()
+        self.indices = ()
+        return self.stored()
 
 
 def _check_bounded(op: str, handle: Handle, stores: Sequence) -> None:
@@ -277,9 +291,9 @@ def trace(name: str, call: Callable, operands: Sequence, results: Sequence):
         engine = Plain(arrays, indices)
         found.append(engine)
         views = views_of(operands, results, engine)
-        with _edges.scope():
+        with _edges.scope(derived=True):
             call(Nest(views, engine), *views)
-        return [s.value for s in engine.stores]
+        return engine.leave()
 
     def tell():
         return (

@@ -15,6 +15,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from jaxtile import _found, _jax_private
+from jaxtile.errors import NoDerivativeError, message
 from jaxtile.kernels import launches
 from jaxtile.primitives._define import new_primitive
 
@@ -147,6 +148,61 @@ def _batch(args, dims, *, push, pull, known, outs):
     return found, [0] * len(found)
 
 
+# An operand of a kernel whose rule is for reverse mode alone, and its tangent: the same, if
+# forward mode ever came to it. Its transpose is.
+operand_p, reverse_p = map(new_primitive, ("kernel_operand", "kernel_reverse"))
+
+
+def reverse_only(operands: Sequence, op: str) -> Sequence:
+    """The operands, whose tangents are only transposed.
+
+    Args:
+        operands: arrays and tiles.
+        op: for messages.
+    """
+    leaves, tree = jax.tree.flatten(operands)
+    return jax.tree.unflatten(tree, operand_p.bind(*leaves, op=op))
+
+
+def _marked_jvp(primals, tangents, *, op):
+    found = list(tangents)
+    places = [k for k, t in enumerate(found) if type(t) is not ad.Zero]
+    given = reverse_p.bind(*(found[k] for k in places), op=op) if places else []
+    for k, t in zip(places, given, strict=True):
+        found[k] = t
+    return operand_p.bind(*primals, op=op), found
+
+
+def _same(*values, **_):
+    return list(values)
+
+
+def _refuse(*_, op):
+    raise NoDerivativeError(
+        message(
+            op,
+            expected="reverse mode, whose rule fwd and bwd are",
+            got="forward mode",
+            way_out="If they are the derivative of the body itself, say "
+            "forward_mode=True; else transpose jax.vjp by jax.linear_transpose.",
+        )
+    )
+
+
+operand_p.def_impl(_same)
+operand_p.def_abstract_eval(_same)
+ad.primitive_jvps[operand_p] = _marked_jvp
+batching.primitive_batchers[operand_p] = lambda args, dims, op: (
+    operand_p.bind(*args, op=op),
+    dims,
+)
+mlir.register_lowering(operand_p, lambda ctx, *args, op: args)
+reverse_p.def_impl(_refuse)
+reverse_p.def_abstract_eval(_same)
+mlir.register_lowering(reverse_p, lambda ctx, *args, op: _refuse(op=op))
+ad.deflinear2(reverse_p, lambda cts, *_, op: list(cts))
+# jax batches no tangents of reverse mode: it transposes them first.
+batching.primitive_batchers[reverse_p] = _refuse
 ad.primitive_jvps[tangent_p] = _jvp
 ad.primitive_transposes[tangent_p] = _transpose
 batching.primitive_batchers[tangent_p] = _batch

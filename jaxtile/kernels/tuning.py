@@ -12,6 +12,7 @@ import jax
 from jax.core import Tracer
 
 from jaxtile import _found
+from jaxtile._checks import integer
 from jaxtile.errors import ContractError, TileTypeError, TileValueError, message
 from jaxtile.kernels.api import Kernel
 from jaxtile.primitives._define import REFERENCE
@@ -48,8 +49,8 @@ def tune(
 
     Raises:
         ContractError: two configurations state different contracts.
-        TileTypeError: kernel is none, or the operands are traced.
-        TileValueError: nothing to try.
+        TileTypeError: kernel is none, or the operands are traced or in no tuple.
+        TileValueError: nothing to try, or to time.
         TileError: what the kernel raises.
 
     Example:
@@ -62,7 +63,9 @@ def tune(
         ['block']
     """
     _check(kernel, args, space)
-    shapes = tuple((v.shape, str(v.dtype)) for v in jax.tree.leaves(args))
+    rounds = _rounds(rounds)
+    structs = [jax.typeof(v) for v in jax.tree.leaves(args)]
+    shapes = tuple((v.shape, str(v.dtype)) for v in structs)
     tried = tuple((k, tuple(v)) for k, v in sorted(space.items()))
     key = (kernel, shapes, tried, implementation, jax.default_backend())
     if key not in _CHOSEN:
@@ -92,6 +95,15 @@ def _check(kernel: Any, args: Any, space: Any) -> None:
                 way_out="Make one with @jaxtile.kernel(out=...).",
             )
         )
+    if not isinstance(args, tuple | list):
+        raise TileTypeError(
+            message(
+                "tune",
+                expected="the operands in a tuple",
+                got=type(args).__name__,
+                way_out="Write tune(kernel, (x,), space) for one operand.",
+            )
+        )
     if any(isinstance(v, Tracer) for v in jax.tree.leaves(args)):
         raise TileTypeError(
             message(
@@ -101,15 +113,34 @@ def _check(kernel: Any, args: Any, space: Any) -> None:
                 way_out="Tune outside of jit, and pass the choice in.",
             )
         )
-    if not (isinstance(space, Mapping) and space and all(map(len, space.values()))):
+    if not (isinstance(space, Mapping) and space and all(map(_tries, space.values()))):
         raise TileValueError(
             message(
                 "tune",
                 expected="space a mapping from keyword arguments to values to try",
                 got=repr(space),
-                way_out='Write {"block": [8, 16]}.',
+                way_out='Write {"block": [8, 16]}: lists of values that hash.',
             )
         )
+
+
+def _tries(values: Any) -> bool:
+    try:
+        return isinstance(values, Sequence) and len({*values}) > 0
+    except TypeError:
+        return False
+
+
+def _rounds(value: Any) -> int:
+    way_out = "Leave it out for 5."
+    value = integer("tune", "rounds an integer", value, way_out)
+    if value < 1:
+        raise TileValueError(
+            message(
+                "tune", expected="rounds at least 1", got=str(value), way_out=way_out
+            )
+        )
+    return value
 
 
 def _configs(space: Mapping[str, Sequence]) -> Iterator[dict[str, Any]]:

@@ -47,7 +47,7 @@ class View:
             *where: for each axis in order a handle (its block; its coordinate where it has
                 no block), `handle.blocks` (the coordinate of its block along an axis
                 that has one for each), a `Dim` (all of the axis), an integer (that
-                coordinate) or a `jt.Window` (an explicit range).
+                coordinate: -1 lies outside) or a `jt.Window` (an explicit range).
             bounds: what `load` gives outside of the array: "zero", a reducer for its
                 identity, or "error", which refuses a tile that may reach outside.
                 Reductions along a ragged block skip what lies outside in any case.
@@ -110,6 +110,7 @@ class View:
             size = lanes(extent)
             return Part(where, 0, size, extent, extent, None, size != extent)
         if is_index(where):
+            where = int(where) if isinstance(where, np.integer) else where
             known = isinstance(where, int) and 0 <= where < extent
             return Part(None, where, 1, extent, extent, None, not known)
         raise TileTypeError(
@@ -218,7 +219,7 @@ class TileRef:
         return Tile(self._engine.load(self), self.dims)
 
     def store(self, value: Any) -> None:
-        """Store a tile of these dims; what lies outside of the array is dropped.
+        """Store a tile of these dims; what a block has outside of the array is dropped.
 
         Args:
             value: a tile of the same dims in any order, an array of the tile's shape, or
@@ -226,7 +227,8 @@ class TileRef:
 
         Raises:
             TileShapeError: other dims or another shape; two instances of a parallel nest
-                would store to the same elements; a `jt.Window`, which may overlap.
+                would store to the same elements; a `jt.Window`, which may overlap; an
+                integer outside of the array.
             TileTypeError: another dtype than the view's.
             TileValueError: the view is an operand.
         """
@@ -240,8 +242,22 @@ class TileRef:
                     way_out="Name another result in out=.",
                 )
             )
+        self._require_inside(op)
         self._engine.check_store(op, self)
         self._engine.store(self, self._array(op, value))
+
+    def _require_inside(self, op: str) -> None:
+        for axis, part in enumerate(self.parts):
+            known = part.dim is None and part.handle is None
+            if known and isinstance(part.start, int) and part.ragged:
+                raise TileShapeError(
+                    message(
+                        op,
+                        expected=f"a coordinate in [0, {part.extent}) of axis {axis}",
+                        got=str(part.start),
+                        way_out="Coordinates count from 0; none is counted from the end.",
+                    )
+                )
 
     def _array(self, op: str, value: Any) -> Any:
         if isinstance(value, bool | int | float):
@@ -274,7 +290,8 @@ class TileRef:
                     op,
                     expected=f"values of {self.view.dtype.name}, the result's dtype",
                     got=value.dtype.name,
-                    way_out=f"Say where it rounds: jt.cast(value, {self.view.name}.dtype).",
+                    way_out="Say where it rounds: jaxtile.cast(value, y.dtype), y the "
+                    "result.",
                 )
             )
         return value
