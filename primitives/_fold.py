@@ -91,7 +91,7 @@ def start(spec: Spec, shape: Sequence[int], init: Sequence | None, masked: bool)
     if init is not None:
         return list(init), None
     if spec.has_update or (spec.starts_from_identity and not masked):
-        return spec.identity(shape), None
+        return spec.origin(shape), None
     return spec.filler(shape), jnp.zeros(tuple(shape), bool)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxtile.primitives import _fold, _native
-from jaxtile.primitives._scalar import as_closed, inner_jaxpr, trace
+from jaxtile.primitives._scalar import as_closed, elementwise, inner_jaxpr, trace
 from jaxtile.primitives._spec import Spec
 
 # Columns that one step of the row scan computes at once: a cache line of float32.
@@ -182,7 +182,7 @@ def in_lines(spec: Spec, elements, axis, joined=False) -> list:
     # The padding is in the totals, so it must be neutral to the bit.
     neutral = spec.reducer.identity(jnp.zeros((), elements[0].dtype))
     parts = _fold.split(elements, axis, -(-n // _VECTOR), neutral)
-    (lifted,) = spec.lift(parts)
+    (lifted,) = spec.lift(parts, elementwise)
     totals = _line_totals(spec, lifted)
     fibre = totals.shape[:-1]
     columns = jnp.moveaxis(totals, axis, 0)
@@ -261,7 +261,7 @@ def _exclusive_totals(spec, totals, valid, init, axis, mask_free):
     else:
         state, known = spec.filler(fibre), jnp.zeros(fibre, bool)
         if spec.starts_from_identity:
-            state = spec.identity(fibre)
+            state = spec.origin(fibre)
 
     def body(i, carry):
         state, known, outs, flags = carry

@@ -26,10 +26,13 @@ from jaxtile.primitives._parts import check_parts, check_stable
 from jaxtile.primitives._scalar import (
     SELECTIONS,
     as_closed,
+    computes,
     convert,
     elementwise,
     evaluate,
     inner_jaxpr,
+    trace,
+    unknown,
 )
 from jaxtile.reducers import Reducer
 
@@ -98,8 +101,20 @@ class Spec:
         """How many operands an element has; the source index is made inside."""
         return len(self.raw)
 
-    def _element(self, leaves: Sequence) -> tuple:
+    @functools.cached_property
+    def _computes(self) -> bool:
+        """Elements meet arithmetic, in which XLA must not know them."""
+        if self.has_update:
+            return True
+        state = self._state(range(len(self.states)))
+        pair = jax.tree.structure((state, state))
+        closed, _ = trace(self.reducer.merge, pair, self.states * 2)
+        return self.reducer.lift is not None or computes(as_closed(closed)[0])
+
+    def _element(self, leaves: Sequence, run: Callable) -> tuple:
         """`lift`'s arguments from raw leaves, the index last where there is one."""
+        if run is evaluate and self._computes:
+            leaves = unknown(leaves)
         wide = [
             convert(v, d)
             for v, d in zip(leaves[: len(self.raw)], self.elements, strict=True)
@@ -116,7 +131,7 @@ class Spec:
 
     def lift(self, leaves: Sequence, run: Callable = evaluate) -> list:
         """The state of one contribution."""
-        return self._flat(run(_lift_of(self.reducer), *self._element(leaves)))
+        return self._flat(run(_lift_of(self.reducer), *self._element(leaves, run)))
 
     def merge(self, a: Sequence, b: Sequence, run: Callable = evaluate) -> list:
         """The state of two adjacent runs of contributions."""
@@ -131,7 +146,7 @@ class Spec:
             return replace(self, swapped=False).update_right(leaves, state, run)
         if self.reducer.update is None:
             return self.merge(state, self.lift(leaves, run), run)
-        element = self._element(leaves)
+        element = self._element(leaves, run)
         return self._flat(run(self.reducer.update, self._state(state), *element))
 
     def update_right(self, leaves: Sequence, state: Sequence, run: Callable = evaluate):
@@ -140,7 +155,7 @@ class Spec:
             return replace(self, swapped=False).update(state, leaves, run)
         if self.reducer.update_right is None:
             return self.merge(self.lift(leaves, run), state, run)
-        element = self._element(leaves)
+        element = self._element(leaves, run)
         return self._flat(run(self.reducer.update_right, *element, self._state(state)))
 
     def finish(self, state: Sequence, run: Callable = evaluate) -> list:
@@ -170,6 +185,10 @@ class Spec:
             jnp.full(tuple(shape), jnp.asarray(v, d), d)
             for v, d in zip(leaves, self.states, strict=True)
         ]
+
+    def origin(self, shape: Sequence[int]) -> list:
+        """The identity as the state that a fold starts from, which XLA does not know."""
+        return unknown(self.identity(shape))
 
     def identity(self, shape: Sequence[int]) -> Any:
         """The identity, broadcast; None where the reducer has none."""
