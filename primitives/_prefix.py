@@ -81,7 +81,7 @@ def sequential(spec: Spec, elements, axis, init, mask, before=None) -> list:
     state, valid = _fold.start(spec, fibre, init, mask is not None)
     if valid is not None and mask is None:
         # The first element exists: peel it, and no step needs the flag.
-        state, valid = spec.lift(_fold.at(elements, 0, axis)), None
+        state, valid = spec.lift(spec.hidden(_fold.at(elements, 0, axis))), None
         outs = [jnp.zeros(shape, d) for d in spec.states]
         outs = _write(outs, _shown(spec, before, state, valid), 0, axis)
         first = 1
@@ -302,12 +302,16 @@ def fixed(spec: Spec, elements, axis, init, mask) -> list:
     ones = jnp.ones(elements[0].shape, bool)
     # Prefix i is what comes before i + 1: one more block, which does not exist.
     level = _pad([*spec.lift(elements), ones if mask is None else mask], 1, axis)
-    lefts = []
+    lefts, hide = [], spec.hidden_state
     while level[-1].shape[axis] > 1:
-        left, right = (_every_other(_even(level, axis), k, axis) for k in (0, 1))
+        even = _even(level, axis)
+        left, right = (
+            [*hide(states), there]
+            for *states, there in (_every_other(even, k, axis) for k in (0, 1))
+        )
         lefts.append((left, level[-1].shape[axis]))
         states, valid = _fold.join(spec, left[:-1], left[-1], right[:-1], right[-1])
-        level = [*states, valid]
+        level, hide = [*states, valid], list
     fibre = tuple(s for d, s in enumerate(elements[0].shape) if d != axis)
     first = list(init) if init is not None else spec.filler(fibre)
     before = [lax.expand_dims(v, (axis,)) for v in first]

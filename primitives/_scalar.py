@@ -41,7 +41,7 @@ QUOTIENTS = frozenset({"div"})
 # The results that XLA looks through.
 REWRITTEN = QUOTIENTS | _SUMS | _PRODUCTS | {"exp", "exp2", "log", "sqrt", "rsqrt"}
 # The ops in which XLA looks at constant operands; it takes the sign of -0.0 for 0.0.
-_HIDDEN = QUOTIENTS | _SUMS | {"sign"}
+_HIDDEN = _SUMS | {"sign"}
 # Loops and branches hold functions that are not called in their place.
 LOOPS = frozenset({"scan", "while", "cond"})
 _NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
@@ -156,15 +156,27 @@ def _bind(eqn, values, truth, keeps, fixed):
     floating = _is_float(values[0])
     hides = truth is not None and floating
     if hides and name in _HIDDEN:
-        which = [f and not (name == "div" and i == 0) for i, f in enumerate(fixed)]
         values = [
-            _kept(v, truth) if f else v for v, f in zip(values, which, strict=True)
+            _kept(v, truth) if f else v for v, f in zip(values, fixed, strict=True)
         ]
+    elif name == "div" and floating and PLATFORM.get() == "cpu":
+        values = _over_unknown(*values)
     outs = eqn.primitive.bind(*values, **eqn.params)
     outs = list(outs) if eqn.primitive.multiple_results else [outs]
     # A sum of values that it does not know is nothing to XLA.
     kept = floating and name in keeps and not (hides and name in _SUMS)
-    return [_kept(v, truth) for v in outs] if kept else outs
+    if not kept:
+        return outs
+    return [_guard(v) if name == "div" else _kept(v, truth) for v in outs]
+
+
+def _over_unknown(a, b):
+    """Operands of a division, the divisor none that XLA knows unless it knows both.
+
+    It multiplies by the rounded reciprocal of a constant, but divides two constants as
+    it should. Where a is NaN so is the quotient, whatever divides it.
+    """
+    return [a, jnp.where(a == a, b, jnp.asarray(np.nan, jnp.result_type(a)))]
 
 
 def _needs_truth(jaxpr: Jaxpr, keeps: frozenset) -> bool:
@@ -173,12 +185,21 @@ def _needs_truth(jaxpr: Jaxpr, keeps: frozenset) -> bool:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         fixed = [isinstance(v, Literal) or v not in varying for v in eqn.invars]
-        if name in keeps or (name in _HIDDEN and any(fixed)):
+        if name in keeps - QUOTIENTS or (name in _HIDDEN and any(fixed)):
             return True
         if any(_needs_truth(inner, keeps) for inner in inner_jaxprs(eqn)):
             return True
         varying.update(() if all(fixed) else eqn.outvars)
-    return any(isinstance(v, Literal) or v not in varying for v in jaxpr.outvars)
+    return any(fixed_results(jaxpr))
+
+
+def fixed_results(jaxpr: Jaxpr) -> list[bool]:
+    """Which results depend on constants alone."""
+    varying = set(jaxpr.invars)
+    for eqn in jaxpr.eqns:
+        if any(not isinstance(v, Literal) and v in varying for v in eqn.invars):
+            varying.update(eqn.outvars)
+    return [isinstance(v, Literal) or v not in varying for v in jaxpr.outvars]
 
 
 def computes(jaxpr: Jaxpr) -> bool:
@@ -227,7 +248,7 @@ def equation(eqn, values, exposed=True, truth=None, keeps=REWRITTEN, fixed=None)
         return [_divide(*values)]
     if name == "convert_element_type":
         return [convert(values[0], dtype)]
-    asks = name in keeps or (name in _HIDDEN and any(fixed))
+    asks = name in keeps - QUOTIENTS or (name in _HIDDEN and any(fixed))
     if truth is None and PLATFORM.get() == "cpu" and asks:
         truth = _truth(max(values, key=np.ndim))
     if dtype in _NARROW and name not in _EXACT:
@@ -261,7 +282,7 @@ class _Way(NamedTuple):
     keeps: frozenset
 
 
-def _replay(jaxpr: Jaxpr, consts, args, way: _Way, known=None) -> list:
+def _replay(jaxpr: Jaxpr, consts, args, way: _Way, known=None, settles=True) -> list:
     """The results of a jaxpr; `known` says which of its inputs XLA may know."""
     env: dict = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
@@ -284,12 +305,12 @@ def _replay(jaxpr: Jaxpr, consts, args, way: _Way, known=None) -> list:
             here = not exposed.isdisjoint(eqn.outvars)
             outs = equation(eqn, values, here, way.truth, way.keeps, fixed)
         else:
-            outs = _replay(*as_closed(inner), values, way, fixed)
+            outs = _replay(*as_closed(inner), values, way, fixed, settles=False)
         env.update(zip(eqn.outvars, outs, strict=True))
         varying.update(() if all(fixed) else eqn.outvars)
     fixed = [isinstance(v, Literal) or v not in varying for v in jaxpr.outvars]
     outs = [read(v) for v in jaxpr.outvars]
-    return outs if known is not None else _settled(outs, fixed, way)
+    return _settled(outs, fixed, way) if settles else outs
 
 
 def _settled(values, fixed, way: _Way) -> list:
@@ -332,6 +353,7 @@ def evaluate(
     *args: Any,
     opaque: frozenset = frozenset(),
     keeps: frozenset = QUOTIENTS,
+    settles: bool = True,
 ) -> Any:
     """`fn` of pytrees of equally shaped arrays, elementwise, in stated arithmetic.
 
@@ -340,13 +362,16 @@ def evaluate(
         *args: its operands.
         opaque: names of ops that no compiler opens to fuse a product into an add.
         keeps: names of ops whose results no compiler may look through.
+        settles: XLA must not know results that are constants either.
     """
     leaves, tree = jax.tree.flatten(args)
     closed, out = trace(fn, tree, tuple(jnp.asarray(v).dtype for v in leaves))
     jaxpr, consts = as_closed(closed)
 
     def scalar(truth, *values):
-        outs = _replay(jaxpr, consts, values, _Way(opaque, truth, keeps))
+        outs = _replay(
+            jaxpr, consts, values, _Way(opaque, truth, keeps), settles=settles
+        )
         return [jnp.asarray(o) for o in outs]
 
     hides = PLATFORM.get() == "cpu" and _needs_truth(jaxpr, keeps)

@@ -30,11 +30,12 @@ from jaxtile.primitives._scalar import (
     convert,
     elementwise,
     evaluate,
+    fixed_results,
     inner_jaxpr,
     trace,
     unknown,
 )
-from jaxtile.reducers import Reducer
+from jaxtile.reducers import Provenance, Reducer
 
 # Bits that are looked at are no longer the value: no arithmetic of it follows.
 _COMPARE = frozenset("eq ne lt le gt ge is_finite bitcast_convert_type".split())
@@ -103,18 +104,44 @@ class Spec:
 
     @functools.cached_property
     def _computes(self) -> bool:
-        """Elements meet arithmetic, in which XLA must not know them."""
-        if self.has_update:
-            return True
+        """What elements meet is arithmetic of floats."""
         state = self._state(range(len(self.states)))
         pair = jax.tree.structure((state, state))
         closed, _ = trace(self.reducer.merge, pair, self.states * 2)
-        return self.reducer.lift is not None or computes(as_closed(closed)[0])
+        return self.has_update or computes(as_closed(closed)[0])
 
-    def _element(self, leaves: Sequence, run: Callable) -> tuple:
+    @functools.cached_property
+    def _constants(self) -> tuple[bool, ...]:
+        """Which leaves of a lifted state XLA may know.
+
+        The catalogue's merges mean the same to XLA's algebra where it knows what their
+        lifts add to the element, and it folds a count that it knows.
+        """
+        if self.reducer.laws.provenance is not Provenance.BUILTIN:
+            return (False,) * len(self.states)
+        element = jax.tree.unflatten(self.tree, self.elements)
+        args = (element,) if self.index is None else (element, np.dtype(self.index))
+        leaves, tree = jax.tree.flatten(args)
+        closed, _ = trace(_lift_of(self.reducer), tree, tuple(leaves))
+        return tuple(fixed_results(as_closed(closed)[0]))
+
+    def hidden(self, leaves: Sequence) -> list:
+        """Elements that are about to meet others, of which XLA knows nothing."""
+        return unknown(leaves) if self._computes else list(leaves)
+
+    def hidden_state(self, state: Sequence) -> list:
+        """A lifted state that is about to meet others, of which XLA knows nothing."""
+        fresh = iter(
+            self.hidden(
+                [v for v, k in zip(state, self._constants, strict=True) if not k]
+            )
+        )
+        return [
+            v if k else next(fresh) for v, k in zip(state, self._constants, strict=True)
+        ]
+
+    def _element(self, leaves: Sequence) -> tuple:
         """`lift`'s arguments from raw leaves, the index last where there is one."""
-        if run is evaluate and self._computes:
-            leaves = unknown(leaves)
         wide = [
             convert(v, d)
             for v, d in zip(leaves[: len(self.raw)], self.elements, strict=True)
@@ -131,7 +158,9 @@ class Spec:
 
     def lift(self, leaves: Sequence, run: Callable = evaluate) -> list:
         """The state of one contribution."""
-        return self._flat(run(_lift_of(self.reducer), *self._element(leaves, run)))
+        if run is evaluate and any(self._constants):
+            run = functools.partial(evaluate, settles=False)
+        return self._flat(run(_lift_of(self.reducer), *self._element(leaves)))
 
     def merge(self, a: Sequence, b: Sequence, run: Callable = evaluate) -> list:
         """The state of two adjacent runs of contributions."""
@@ -146,7 +175,7 @@ class Spec:
             return replace(self, swapped=False).update_right(leaves, state, run)
         if self.reducer.update is None:
             return self.merge(state, self.lift(leaves, run), run)
-        element = self._element(leaves, run)
+        element = self._element(leaves)
         return self._flat(run(self.reducer.update, self._state(state), *element))
 
     def update_right(self, leaves: Sequence, state: Sequence, run: Callable = evaluate):
@@ -155,7 +184,7 @@ class Spec:
             return replace(self, swapped=False).update(state, leaves, run)
         if self.reducer.update_right is None:
             return self.merge(self.lift(leaves, run), state, run)
-        element = self._element(leaves, run)
+        element = self._element(leaves)
         return self._flat(run(self.reducer.update_right, *element, self._state(state)))
 
     def finish(self, state: Sequence, run: Callable = evaluate) -> list:

@@ -128,7 +128,7 @@ def _sorted_state(
         if init is not None:
             return _fold.pick(seen, state, init), None
         return state, seen
-    state = spec.lift(leaves)
+    state = spec.hidden_state(spec.lift(leaves))
     if _trees.packs(runs, n):
         return _trees.packed_trees(spec, state, runs), seen
     if n > 1:
