@@ -9,7 +9,11 @@ and replays it so that
 * a product is rounded before anything is added to it;
 * quotients, and in maps every result, are computed as written: XLA would turn x / c into
   x * (1 / c), (a / b) / c into a / (b * c), (x + c) - c into x, x + 0.0 into x, and
-  exp(a) * exp(b) into exp(a + b).
+  exp(a) * exp(b) into exp(a + b);
+* the same holds inside loops and branches that the function has.
+
+XLA looks at constants, wherever they come from: operands, seeds, elements, identities and
+what a function makes of none of its operands are `unknown` to it.
 """
 
 from __future__ import annotations
