@@ -12,8 +12,7 @@ and replays it so that
   exp(a) * exp(b) into exp(a + b);
 * the same holds inside loops and branches that the function has.
 
-XLA looks at constants, wherever they come from: operands, seeds, elements, identities and
-what a function makes of none of its operands are `unknown` to it.
+Operands, seeds, elements and identities that may be constants are `unknown` to XLA.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ def unknown(values: Sequence) -> list:
 def unknown_seed(init: Sequence | None) -> list | None:
     """`unknown` of a seed, which is small, on every platform."""
     if init is None or PLATFORM.get() == "cpu":
-        return None if init is None else unknown(init)
+        return init and unknown(init)
     return list(map(lax.optimization_barrier, init))
 
 
@@ -184,7 +183,7 @@ def _over_unknown(a, b):
 
 
 def _needs_truth(jaxpr: Jaxpr, keeps: frozenset) -> bool:
-    """An op has a result or a constant operand that XLA must not look through."""
+    """XLA must not look through a result or a constant operand."""
     varying = set(jaxpr.invars)
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
@@ -206,13 +205,17 @@ def fixed_results(jaxpr: Jaxpr) -> list[bool]:
     return [isinstance(v, Literal) or v not in varying for v in jaxpr.outvars]
 
 
+def _has_float(atom: Any) -> bool:
+    return jnp.issubdtype(atom.aval.dtype, jnp.floating)
+
+
 def computes(jaxpr: Jaxpr) -> bool:
     """Whether a scalar function does more with floats than select and compare them."""
     return any(
         any(map(computes, inner_jaxprs(eqn)))
         if inner_jaxpr(eqn) is not None
         else eqn.primitive.name not in _EXACT - {"sign"}
-        and any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.invars)
+        and any(map(_has_float, eqn.invars))
         for eqn in jaxpr.eqns
     )
 
@@ -332,7 +335,8 @@ def _loop(eqn, values, way: _Way) -> list:
         inner, consts = as_closed(jaxpr)
         # The truth out here is none of the inner function's operands.
         run = functools.partial(_replay, inner, consts, way=way._replace(truth=None))
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in inner.invars]
+        given: list[Any] = [v.aval for v in inner.invars]
+        avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given]
         return jax.make_jaxpr(lambda *args: run(args))(*avals)
 
     params = {
