@@ -25,8 +25,6 @@ from jaxtile.primitives.cast import cast_p
 from jaxtile.primitives.map import map_p
 from jaxtile.primitives.map_linear import _sum_terms, map_linear_p
 
-_LOOPS = frozenset(("scan", "while", "cond"))
-
 
 @dataclass(frozen=True)
 class Traits:
@@ -180,7 +178,7 @@ def _refuse_equation(backend, traits, eqn) -> str | None:
     floats = any(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
     if floats and name in traits.lacks:
         return f"{name} of floats {traits.lacks[name]}"
-    if name in _LOOPS or not backend.hooks.knows(eqn.primitive):
+    if name in _scalar.LOOPS or not backend.hooks.knows(eqn.primitive):
         return f"its function uses {name}, which has no rule there; map it outside"
     return None
 

@@ -73,6 +73,7 @@ def steps(n: int, body, carry, unroll: int = 1):
 
 def advance(spec: Spec, state, valid, element, mask, right=False):
     """One step of a fold: update, start, or skip."""
+    element = spec.hidden(element)
     new = spec.update_right(element, state) if right else spec.update(state, element)
     if valid is not None:
         new = pick(valid, new, spec.lift(element))
@@ -91,7 +92,7 @@ def start(spec: Spec, shape: Sequence[int], init: Sequence | None, masked: bool)
     if init is not None:
         return list(init), None
     if spec.has_update or (spec.starts_from_identity and not masked):
-        return spec.identity(shape), None
+        return spec.origin(shape), None
     return spec.filler(shape), jnp.zeros(tuple(shape), bool)
 
 
@@ -113,7 +114,7 @@ def fold(spec, elements, axis, init, mask, right=False):
 
 def tree(spec: Spec, states: Sequence, valid, axis: int) -> tuple[list, Any]:
     """`fixed_tree`: neighbours level by level, an odd last one moves up unchanged."""
-    states = list(states)
+    states, hide = list(states), spec.hidden_state
     while (n := states[0].shape[axis]) > 1:
         half = n // 2
 
@@ -121,20 +122,23 @@ def tree(spec: Spec, states: Sequence, valid, axis: int) -> tuple[list, Any]:
             return lax.slice_in_dim(v, first, 2 * half, 2, axis)
 
         sides = [
-            ([side(v, k) for v in states], None if valid is None else side(valid, k))
+            (
+                hide([side(v, k) for v in states]),
+                None if valid is None else side(valid, k),
+            )
             for k in (0, 1)
         ]
         merged, merged_valid = join(spec, *sides[0], *sides[1])
         if n % 2:
+            last = hide([lax.slice_in_dim(v, n - 1, n, 1, axis) for v in states])
             merged = [
-                lax.concatenate([m, lax.slice_in_dim(v, n - 1, n, 1, axis)], axis)
-                for m, v in zip(merged, states, strict=True)
+                lax.concatenate(pair, axis) for pair in zip(merged, last, strict=True)
             ]
             if valid is not None:
                 tail = lax.slice_in_dim(valid, n - 1, n, 1, axis)
                 merged_valid = lax.concatenate([merged_valid, tail], axis)
-        states, valid = merged, merged_valid
-    squeezed = [jnp.squeeze(v, axis) for v in states]
+        states, valid, hide = merged, merged_valid, list
+    squeezed = [jnp.squeeze(v, axis) for v in hide(states)]
     return squeezed, None if valid is None else jnp.squeeze(valid, axis)
 
 

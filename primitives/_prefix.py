@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxtile.primitives import _fold, _native
-from jaxtile.primitives._scalar import as_closed, inner_jaxpr, trace
+from jaxtile.primitives._scalar import as_closed, elementwise, inner_jaxpr, trace
 from jaxtile.primitives._spec import Spec
 
 # Columns that one step of the row scan computes at once: a cache line of float32.
@@ -81,7 +81,7 @@ def sequential(spec: Spec, elements, axis, init, mask, before=None) -> list:
     state, valid = _fold.start(spec, fibre, init, mask is not None)
     if valid is not None and mask is None:
         # The first element exists: peel it, and no step needs the flag.
-        state, valid = spec.lift(_fold.at(elements, 0, axis)), None
+        state, valid = spec.lift(spec.hidden(_fold.at(elements, 0, axis))), None
         outs = [jnp.zeros(shape, d) for d in spec.states]
         outs = _write(outs, _shown(spec, before, state, valid), 0, axis)
         first = 1
@@ -182,7 +182,7 @@ def in_lines(spec: Spec, elements, axis, joined=False) -> list:
     # The padding is in the totals, so it must be neutral to the bit.
     neutral = spec.reducer.identity(jnp.zeros((), elements[0].dtype))
     parts = _fold.split(elements, axis, -(-n // _VECTOR), neutral)
-    (lifted,) = spec.lift(parts)
+    (lifted,) = spec.lift(parts, elementwise)
     totals = _line_totals(spec, lifted)
     fibre = totals.shape[:-1]
     columns = jnp.moveaxis(totals, axis, 0)
@@ -261,7 +261,7 @@ def _exclusive_totals(spec, totals, valid, init, axis, mask_free):
     else:
         state, known = spec.filler(fibre), jnp.zeros(fibre, bool)
         if spec.starts_from_identity:
-            state = spec.identity(fibre)
+            state = spec.origin(fibre)
 
     def body(i, carry):
         state, known, outs, flags = carry
@@ -302,12 +302,16 @@ def fixed(spec: Spec, elements, axis, init, mask) -> list:
     ones = jnp.ones(elements[0].shape, bool)
     # Prefix i is what comes before i + 1: one more block, which does not exist.
     level = _pad([*spec.lift(elements), ones if mask is None else mask], 1, axis)
-    lefts = []
+    lefts, hide = [], spec.hidden_state
     while level[-1].shape[axis] > 1:
-        left, right = (_every_other(_even(level, axis), k, axis) for k in (0, 1))
+        even = _even(level, axis)
+        left, right = (
+            [*hide(states), there]
+            for *states, there in (_every_other(even, k, axis) for k in (0, 1))
+        )
         lefts.append((left, level[-1].shape[axis]))
         states, valid = _fold.join(spec, left[:-1], left[-1], right[:-1], right[-1])
-        level = [*states, valid]
+        level, hide = [*states, valid], list
     fibre = tuple(s for d, s in enumerate(elements[0].shape) if d != axis)
     first = list(init) if init is not None else spec.filler(fibre)
     before = [lax.expand_dims(v, (axis,)) for v in first]

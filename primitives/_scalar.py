@@ -9,14 +9,17 @@ and replays it so that
 * a product is rounded before anything is added to it;
 * quotients, and in maps every result, are computed as written: XLA would turn x / c into
   x * (1 / c), (a / b) / c into a / (b * c), (x + c) - c into x, x + 0.0 into x, and
-  exp(a) * exp(b) into exp(a + b).
+  exp(a) * exp(b) into exp(a + b);
+* the same holds inside loops and branches that the function has.
+
+Operands, seeds, elements and identities that may be constants are `unknown` to XLA.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,16 +37,16 @@ SELECTIONS = frozenset(
     "select_n max min and or xor not eq ne lt le gt ge is_finite stop_gradient copy "
     "broadcast_in_dim reshape squeeze".split()
 )
-_EXACT = SELECTIONS | {"neg", "abs", "sign", "clamp"}
+_EXACT = SELECTIONS | {"neg", "abs", "sign", "clamp", "nextafter"}
 _PRODUCTS = frozenset({"mul", "integer_pow", "square", "pow"})
 _SUMS = frozenset({"add", "sub"})
 QUOTIENTS = frozenset({"div"})
 # The results that XLA looks through.
 REWRITTEN = QUOTIENTS | _SUMS | _PRODUCTS | {"exp", "exp2", "log", "sqrt", "rsqrt"}
-_SUMS = frozenset({"add", "sub"})
-QUOTIENTS = frozenset({"div"})
-# The results that XLA looks through.
-REWRITTEN = QUOTIENTS | _SUMS | _PRODUCTS | {"exp", "exp2", "log", "sqrt", "rsqrt"}
+# The ops in which XLA looks at constant operands; it takes the sign of -0.0 for 0.0.
+_HIDDEN = _SUMS | {"sign"}
+# Loops and branches hold functions that are not called in their place.
+LOOPS = frozenset({"scan", "while", "cond"})
 _NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
 
@@ -56,7 +59,7 @@ def as_closed(jaxpr: Any) -> tuple[Jaxpr, list]:
 
 def inner_jaxpr(eqn) -> Any:
     """The jaxpr that a call-like equation stands for, or None."""
-    if eqn.primitive.name in ("scan", "while", "cond"):
+    if eqn.primitive.name in LOOPS:
         return None
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         if key in eqn.params:
@@ -109,16 +112,39 @@ def _guard(product):
 def _truth(like):
     """An array of True, shaped as `like`, that XLA does not know to be one.
 
-    A barrier keeps it until XLA has done its algebra; nothing is left of it in the compiled
-    code. One scalar would not do: XLA has rules for scalars that are broadcast.
+    No place along an axis is -1, but a barrier keeps that number until XLA has done its
+    algebra. A barrier on the whole array would keep what is around it from being fused,
+    and for scalars that are broadcast XLA has rules: a scalar's truth is of the scalar,
+    which vmap may batch.
     """
     like = jnp.asarray(like)
-    return lax.optimization_barrier(placed_like(jnp.full_like(like, True, bool), like))
+    axes = [d for d, n in enumerate(like.shape) if isinstance(n, int) and 1 < n < 2**31]
+    if not axes:
+        return placed_like(
+            lax.optimization_barrier((like == like) | (like != like)), like
+        )
+    place = lax.broadcasted_iota(np.int32, like.shape, axes[-1])
+    return placed_like(place != lax.optimization_barrier(jnp.int32(-1)), like)
 
 
-def unknown(values: Any) -> Any:
-    """The arrays of a pytree, of which XLA's algebra knows nothing: x + 0.0 would be x."""
-    return jax.tree.map(lax.optimization_barrier, values)
+def unknown(values: Sequence) -> list:
+    """Equally shaped arrays of which XLA's algebra knows nothing: x + 0.0 would be x."""
+    if PLATFORM.get() != "cpu":
+        return list(values)
+    floats = [v for v in values if _is_float(v)]
+    truth = _truth(floats[0]) if floats else None
+    return [_kept(v, truth) if _is_float(v) else v for v in values]
+
+
+def unknown_seed(init: Sequence | None) -> list | None:
+    """`unknown` of a seed, which is small, on every platform."""
+    if init is None or PLATFORM.get() == "cpu":
+        return init and unknown(init)
+    return list(map(lax.optimization_barrier, init))
+
+
+def _is_float(x) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
 def _kept(x, truth):
@@ -128,29 +154,70 @@ def _kept(x, truth):
     return jnp.where(truth, x, jnp.asarray(np.nan, jnp.result_type(x)))
 
 
-def _bind(eqn, values, truth, keeps):
+def _bind(eqn, values, truth, keeps, fixed):
     name = eqn.primitive.name
-    floating = jnp.issubdtype(jnp.result_type(values[0]), jnp.floating)
-    if truth is not None and floating and name in _SUMS | QUOTIENTS:
-        first = [values[0] if name == "div" else _kept(values[0], truth)]
-        values = first + [_kept(v, truth) for v in values[1:]]
+    floating = _is_float(values[0])
+    hides = truth is not None and floating
+    if hides and name in _HIDDEN:
+        values = [
+            _kept(v, truth) if f else v for v, f in zip(values, fixed, strict=True)
+        ]
+    elif name == "div" and floating and PLATFORM.get() == "cpu":
+        values = _over_unknown(*values)
     outs = eqn.primitive.bind(*values, **eqn.params)
     outs = list(outs) if eqn.primitive.multiple_results else [outs]
-    return [_kept(v, truth) for v in outs] if floating and name in keeps else outs
+    # A sum of values that it does not know is nothing to XLA.
+    kept = floating and name in keeps and not (hides and name in _SUMS)
+    if not kept:
+        return outs
+    return [_guard(v) if name == "div" else _kept(v, truth) for v in outs]
+
+
+def _over_unknown(a, b):
+    """Operands of a division, the divisor none that XLA knows unless it knows both.
+
+    It multiplies by the rounded reciprocal of a constant, but divides two constants as
+    it should. Where a is NaN so is the quotient, whatever divides it.
+    """
+    return [a, jnp.where(a == a, b, jnp.asarray(np.nan, jnp.result_type(a)))]
 
 
 def _needs_truth(jaxpr: Jaxpr, keeps: frozenset) -> bool:
-    """An op has a result or a constant operand that XLA must not look through."""
+    """XLA must not look through a result or a constant operand."""
     varying = set(jaxpr.invars)
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         fixed = [isinstance(v, Literal) or v not in varying for v in eqn.invars]
-        if name in keeps or (name in _SUMS and any(fixed)):
+        if name in keeps - QUOTIENTS or (name in _HIDDEN and any(fixed)):
             return True
         if any(_needs_truth(inner, keeps) for inner in inner_jaxprs(eqn)):
             return True
         varying.update(() if all(fixed) else eqn.outvars)
-    return False
+    return any(fixed_results(jaxpr))
+
+
+def fixed_results(jaxpr: Jaxpr) -> list[bool]:
+    """Which results depend on constants alone."""
+    varying = set(jaxpr.invars)
+    for eqn in jaxpr.eqns:
+        if any(not isinstance(v, Literal) and v in varying for v in eqn.invars):
+            varying.update(eqn.outvars)
+    return [isinstance(v, Literal) or v not in varying for v in jaxpr.outvars]
+
+
+def _has_float(atom: Any) -> bool:
+    return jnp.issubdtype(atom.aval.dtype, jnp.floating)
+
+
+def computes(jaxpr: Jaxpr) -> bool:
+    """Whether a scalar function does more with floats than select and compare them."""
+    return any(
+        any(map(computes, inner_jaxprs(eqn)))
+        if inner_jaxpr(eqn) is not None
+        else eqn.primitive.name not in _EXACT - {"sign"}
+        and any(map(_has_float, eqn.invars))
+        for eqn in jaxpr.eqns
+    )
 
 
 def convert(x, dtype):
@@ -170,7 +237,7 @@ def _divide(a, b):
         return lax.convert_element_type(_guard(lax.div(*wide)), jnp.float32)
 
 
-def equation(eqn, values, exposed=True, truth=None, keeps=REWRITTEN):
+def equation(eqn, values, exposed=True, truth=None, keeps=REWRITTEN, fixed=None):
     """The results of an elementwise equation, in stated arithmetic.
 
     Args:
@@ -179,25 +246,29 @@ def equation(eqn, values, exposed=True, truth=None, keeps=REWRITTEN):
         exposed: an add may follow, with which a compiler could fuse a product.
         truth: True for each element, as `_truth` makes it, where there is need of one.
         keeps: ops whose results no compiler may look through.
+        fixed: which operands XLA may know; None says all.
     """
     name = eqn.primitive.name
     dtype = eqn.outvars[0].aval.dtype
+    fixed = [True] * len(values) if fixed is None else fixed
     if name == "div" and dtype == jnp.float32 and PLATFORM.get() == "cuda":
         return [_divide(*values)]
     if name == "convert_element_type":
         return [convert(values[0], dtype)]
-    if truth is None and PLATFORM.get() == "cpu" and name in keeps:
+    asks = name in keeps - QUOTIENTS or (name in _HIDDEN and any(fixed))
+    if truth is None and PLATFORM.get() == "cpu" and asks:
         truth = _truth(max(values, key=np.ndim))
     if dtype in _NARROW and name not in _EXACT:
         wide = [
             convert(v, jnp.float32) if jnp.asarray(v).dtype in _NARROW else v
             for v in values
         ]
-        return [convert(out, dtype) for out in _bind(eqn, wide, truth, keeps)]
+        outs = _bind(eqn, wide, truth, keeps, fixed)
+        return [convert(out, dtype) for out in outs]
     contracts = PLATFORM.get() != "tpu"  # there a product and an add stay two ops
     guarded = contracts and exposed and name in _PRODUCTS
     guarded = guarded and jnp.issubdtype(dtype, jnp.floating)
-    outs = _bind(eqn, values, truth, keeps - _PRODUCTS if guarded else keeps)
+    outs = _bind(eqn, values, truth, keeps - _PRODUCTS if guarded else keeps, fixed)
     return [_guard(out) for out in outs] if guarded else outs
 
 
@@ -210,26 +281,73 @@ def _exposed(jaxpr: Jaxpr, opaque: frozenset) -> set:
     return found
 
 
-def _replay(jaxpr: Jaxpr, consts, args, opaque, truth, keeps) -> list:
+class _Way(NamedTuple):
+    """How a region is evaluated: see `evaluate` and `equation`."""
+
+    opaque: frozenset
+    truth: Any
+    keeps: frozenset
+
+
+def _replay(jaxpr: Jaxpr, consts, args, way: _Way, known=None, settles=True) -> list:
+    """The results of a jaxpr; `known` says which of its inputs XLA may know."""
     env: dict = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
+    flags = [False] * len(args) if known is None else known
+    varying = {v for v, f in zip(jaxpr.invars, flags, strict=True) if not f}
 
     def read(atom):
         if isinstance(atom, Literal):
             return np.asarray(atom.val, atom.aval.dtype)  # pyright: ignore
         return env[atom]
 
-    exposed = _exposed(jaxpr, opaque)
+    exposed = _exposed(jaxpr, way.opaque)
     for eqn in jaxpr.eqns:
         values = [read(v) for v in eqn.invars]
+        fixed = [isinstance(v, Literal) or v not in varying for v in eqn.invars]
         inner = inner_jaxpr(eqn)
-        if inner is None:
+        if eqn.primitive.name in LOOPS:
+            outs = _loop(eqn, _settled(values, fixed, way), way)
+        elif inner is None:
             here = not exposed.isdisjoint(eqn.outvars)
-            outs = equation(eqn, values, here, truth, keeps)
+            outs = equation(eqn, values, here, way.truth, way.keeps, fixed)
         else:
-            outs = _replay(*as_closed(inner), values, opaque, truth, keeps)
+            outs = _replay(*as_closed(inner), values, way, fixed, settles=False)
         env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+        varying.update(() if all(fixed) else eqn.outvars)
+    fixed = [isinstance(v, Literal) or v not in varying for v in jaxpr.outvars]
+    outs = [read(v) for v in jaxpr.outvars]
+    return _settled(outs, fixed, way) if settles else outs
+
+
+def _settled(values, fixed, way: _Way) -> list:
+    """Values of which XLA knows none."""
+    return [
+        _kept(v, way.truth) if f and way.truth is not None and _is_float(v) else v
+        for v, f in zip(values, fixed, strict=True)
+    ]
+
+
+def _loop(eqn, values, way: _Way) -> list:
+    """A loop or a branch, with the same arithmetic inside."""
+
+    def stated(jaxpr):
+        inner, consts = as_closed(jaxpr)
+        # The truth out here is none of the inner function's operands.
+        run = functools.partial(_replay, inner, consts, way=way._replace(truth=None))
+        given: list[Any] = [v.aval for v in inner.invars]
+        avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given]
+        return jax.make_jaxpr(lambda *args: run(args))(*avals)
+
+    params = {
+        key: stated(value)
+        if isinstance(value, Jaxpr | ClosedJaxpr)
+        else tuple(map(stated, value))
+        if key == "branches"
+        else value
+        for key, value in eqn.params.items()
+    }
+    return eqn.primitive.bind(*values, **params)
 
 
 def _over_arrays(fn: Callable, ndim: int) -> Callable:
@@ -243,6 +361,7 @@ def evaluate(
     *args: Any,
     opaque: frozenset = frozenset(),
     keeps: frozenset = QUOTIENTS,
+    settles: bool = True,
 ) -> Any:
     """`fn` of pytrees of equally shaped arrays, elementwise, in stated arithmetic.
 
@@ -251,13 +370,16 @@ def evaluate(
         *args: its operands.
         opaque: names of ops that no compiler opens to fuse a product into an add.
         keeps: names of ops whose results no compiler may look through.
+        settles: XLA must not know results that are constants either.
     """
     leaves, tree = jax.tree.flatten(args)
     closed, out = trace(fn, tree, tuple(jnp.asarray(v).dtype for v in leaves))
     jaxpr, consts = as_closed(closed)
 
     def scalar(truth, *values):
-        outs = _replay(jaxpr, consts, values, opaque, truth, keeps)
+        outs = _replay(
+            jaxpr, consts, values, _Way(opaque, truth, keeps), settles=settles
+        )
         return [jnp.asarray(o) for o in outs]
 
     hides = PLATFORM.get() == "cpu" and _needs_truth(jaxpr, keeps)

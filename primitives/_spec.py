@@ -26,12 +26,16 @@ from jaxtile.primitives._parts import check_parts, check_stable
 from jaxtile.primitives._scalar import (
     SELECTIONS,
     as_closed,
+    computes,
     convert,
     elementwise,
     evaluate,
+    fixed_results,
     inner_jaxpr,
+    trace,
+    unknown,
 )
-from jaxtile.reducers import Reducer
+from jaxtile.reducers import Provenance, Reducer
 
 # Bits that are looked at are no longer the value: no arithmetic of it follows.
 _COMPARE = frozenset("eq ne lt le gt ge is_finite bitcast_convert_type".split())
@@ -98,6 +102,44 @@ class Spec:
         """How many operands an element has; the source index is made inside."""
         return len(self.raw)
 
+    @functools.cached_property
+    def _computes(self) -> bool:
+        """What elements meet is arithmetic of floats."""
+        state = self._state(range(len(self.states)))
+        pair = jax.tree.structure((state, state))
+        closed, _ = trace(self.reducer.merge, pair, self.states * 2)
+        return self.has_update or computes(as_closed(closed)[0])
+
+    @functools.cached_property
+    def _constants(self) -> tuple[bool, ...]:
+        """Which leaves of a lifted state XLA may know.
+
+        The catalogue's merges mean the same to XLA's algebra where it knows what their
+        lifts add to the element, and it folds a count that it knows.
+        """
+        if self.reducer.laws.provenance is not Provenance.BUILTIN:
+            return (False,) * len(self.states)
+        element = jax.tree.unflatten(self.tree, self.elements)
+        args = (element,) if self.index is None else (element, np.dtype(self.index))
+        leaves, tree = jax.tree.flatten(args)
+        closed, _ = trace(_lift_of(self.reducer), tree, tuple(leaves))
+        return tuple(fixed_results(as_closed(closed)[0]))
+
+    def hidden(self, leaves: Sequence) -> list:
+        """Elements that are about to meet others, of which XLA knows nothing."""
+        return unknown(leaves) if self._computes else list(leaves)
+
+    def hidden_state(self, state: Sequence) -> list:
+        """A lifted state that is about to meet others, of which XLA knows nothing."""
+        fresh = iter(
+            self.hidden(
+                [v for v, k in zip(state, self._constants, strict=True) if not k]
+            )
+        )
+        return [
+            v if k else next(fresh) for v, k in zip(state, self._constants, strict=True)
+        ]
+
     def _element(self, leaves: Sequence) -> tuple:
         """`lift`'s arguments from raw leaves, the index last where there is one."""
         wide = [
@@ -116,6 +158,8 @@ class Spec:
 
     def lift(self, leaves: Sequence, run: Callable = evaluate) -> list:
         """The state of one contribution."""
+        if run is evaluate and any(self._constants):
+            run = functools.partial(evaluate, settles=False)
         return self._flat(run(_lift_of(self.reducer), *self._element(leaves)))
 
     def merge(self, a: Sequence, b: Sequence, run: Callable = evaluate) -> list:
@@ -170,6 +214,10 @@ class Spec:
             jnp.full(tuple(shape), jnp.asarray(v, d), d)
             for v, d in zip(leaves, self.states, strict=True)
         ]
+
+    def origin(self, shape: Sequence[int]) -> list:
+        """The identity as the state that a fold starts from, which XLA does not know."""
+        return unknown(self.identity(shape))
 
     def identity(self, shape: Sequence[int]) -> Any:
         """The identity, broadcast; None where the reducer has none."""

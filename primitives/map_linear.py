@@ -21,7 +21,7 @@ from jax.interpreters import ad
 from jaxtile import _jax_private
 from jaxtile.errors import TileShapeError, message
 from jaxtile.primitives._define import Out, define, zero_tangent
-from jaxtile.primitives._scalar import evaluate
+from jaxtile.primitives._scalar import evaluate, unknown
 
 
 def map_linear(coefficients, tangents, terms, dtypes) -> list:
@@ -60,7 +60,8 @@ def _sum_terms(terms, dtypes, split, *scalars):
 
 
 def _reference(*arrays, terms, dtypes, split, platform=""):
-    return evaluate(functools.partial(_sum_terms, terms, dtypes, split), *arrays)
+    fn = functools.partial(_sum_terms, terms, dtypes, split)
+    return evaluate(fn, *unknown(arrays))
 
 
 def _jvp(primals, tangents, *, terms, dtypes, split):

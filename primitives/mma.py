@@ -38,7 +38,7 @@ from jaxtile.primitives._contract_checks import (
     spec_of,
 )
 from jaxtile.primitives._define import Out, define, zero_tangent
-from jaxtile.primitives._scalar import convert, evaluate
+from jaxtile.primitives._scalar import convert, evaluate, unknown
 from jaxtile.primitives._storage import nearest
 from jaxtile.primitives._tangent import float_tangent
 from jaxtile.primitives.map import Region, _results, map_p
@@ -124,7 +124,7 @@ def _reference(*operands, roles, policy, acc, seeded, region, out, platform=""):
     z = _contract.contract(a, b, c, roles, policy, acc, platform)
     if region is not None:
         scalars = [jnp.broadcast_to(s, z.shape) for s in scalars]
-        (z,) = jax.tree.leaves(evaluate(region.fn, *scalars, z))
+        (z,) = jax.tree.leaves(evaluate(region.fn, *unknown([*scalars, z])))
     return [convert(z, out)]
 
 

@@ -35,7 +35,7 @@ from jaxtile.primitives._operands import (
     check_symbolic,
     unpack,
 )
-from jaxtile.primitives._scalar import convert, elementwise, unknown
+from jaxtile.primitives._scalar import convert, elementwise, unknown_seed
 from jaxtile.primitives._spec import Spec, make_spec
 from jaxtile.primitives._tangent import (
     elementwise_jvp,
@@ -84,7 +84,7 @@ def _native_tree(spec, elements, mask, axes, platform):
         return _native.argument(name, x, axes, spec.index), None
     if name not in _native.VALUES or not _native.keeps_rounding(spec):
         return None
-    (x,) = spec.lift(elements)
+    (x,) = spec.lift(elements, elementwise)
     valid = None
     if mask is not None:
         (neutral,) = spec.identity(())
@@ -152,7 +152,7 @@ def _seeded(spec, init, state, valid, shape):
 
 def _reference(*operands, spec, axes, policy, seeded, masked, finish, out, platform=""):
     elements, init, mask = unpack(spec, operands, seeded, masked)
-    init = unknown(init)
+    init = unknown_seed(init)
     state = _state(elements, init, mask, spec, axes, policy, platform)
     result = spec.finish(state) if finish else state
     return [convert(v, d) for v, d in zip(result, out, strict=True)]

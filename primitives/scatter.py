@@ -32,7 +32,7 @@ from jaxtile.primitives._moves import (
     unpack_scatter,
 )
 from jaxtile.primitives._operands import check_operands
-from jaxtile.primitives._scalar import convert, unknown
+from jaxtile.primitives._scalar import convert, elementwise, unknown_seed
 from jaxtile.primitives._scatter_rules import jvp
 from jaxtile.primitives._spec import Spec
 from jaxtile.primitives._tangent import is_float, require_linear
@@ -92,7 +92,7 @@ def _native_kind(spec, policy, platform) -> str | None:
 
 def _native_state(spec, name, elements, index, axis, batch, size):
     """The state of every target by XLA's own scatter, and what exists (None: all)."""
-    (x,) = spec.lift(elements)
+    (x,) = spec.lift(elements, elementwise)
     keyed = is_float(x.dtype) and name != "add"
     (start,) = spec.identity(())
     sign = 1 if name == "max" else -1
@@ -128,7 +128,7 @@ def _sorted_state(
         if init is not None:
             return _fold.pick(seen, state, init), None
         return state, seen
-    state = spec.lift(leaves)
+    state = spec.hidden_state(spec.lift(leaves))
     if _trees.packs(runs, n):
         return _trees.packed_trees(spec, state, runs), seen
     if n > 1:
@@ -169,7 +169,7 @@ def _reference(
     platform="",
 ):
     elements, index, init = unpack_scatter(spec, operands, seeded)
-    init = unknown(init)
+    init = unknown_seed(init)
     state = _state(
         elements, index, init, spec, axis, batch, size, policy, is_sorted, platform
     )
