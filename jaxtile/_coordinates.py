@@ -6,6 +6,7 @@ reads the same source. The skipped op in between is dead code.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from jax.core import Tracer, eval_jaxpr
 from jaxtile._jax_private import align_varying
 from jaxtile.errors import TileTypeError, TileValueError, message
 from jaxtile.primitives._affine import affine_results, variables
-from jaxtile.primitives._bits import place_dtype
+from jaxtile.primitives._bits import below, place_dtype
 from jaxtile.primitives._define import compile_time
 from jaxtile.primitives._functions import IN_JAX, attempt, require_pure
 from jaxtile.primitives._moves import bind_gather
@@ -49,6 +50,9 @@ class Link:
         if not self.shape:
             return []
         jaxpr, consts = as_closed(self.closed)
+        # A constant made inside shard_map is an array of its mesh, which nothing may
+        # close over there.
+        consts = [c if isinstance(c, Tracer) else np.asarray(c) for c in consts]
         call = jax.vmap(lambda *j: eval_jaxpr(jaxpr, consts, *j))
         if coordinates:
             return [
@@ -182,8 +186,8 @@ def _require_inside(op, closed, source, shape):
     found = affine_results(closed, variables(ndim), ndim)
     if found is not None:
         ranges = [c.range(shape) for c in found]
-    elif any(isinstance(c, Tracer) for c in as_closed(closed)[1]) or (
-        int(np.prod(shape, dtype=np.int64)) > _DECIDED
+    elif any(isinstance(c, Tracer) for c in as_closed(closed)[1]) or not below(
+        math.prod(shape), _DECIDED + 1
     ):
         return
     else:
@@ -191,7 +195,7 @@ def _require_inside(op, closed, source, shape):
             values = Link(closed, source)(_coordinates(shape))
             ranges = [(int(v.min()), int(v.max())) for v in values]
     for d, ((low, high), n) in enumerate(zip(ranges, source, strict=True)):
-        if low < 0 or high >= n:
+        if not (below(-1, low) and below(high, n)):
             raise TileValueError(
                 message(
                     op,
@@ -251,7 +255,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def _general(chain: Chain, shape: tuple[int, ...]) -> Any:
     """The chain as one gather from its source laid out flat."""
-    source, count = chain.source, int(np.prod(shape, dtype=np.int64))
+    source, count = chain.source, math.prod(shape)
     coordinates, outside = _coordinates(shape), []
     for link in chain.links:
         coordinates = link(coordinates)

@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Literal
 
+from jaxtile.primitives._bits import below
 from jaxtile.primitives._scalar import as_closed, inner_jaxpr
 
 
@@ -44,16 +45,16 @@ class Affine:
     def range(self, shape: Sequence[int]) -> tuple[int, int]:
         """The least and the largest value over the coordinates of a shape without 0."""
         ends = [
-            sorted((0, a * (n - 1)))
+            (0, a * (n - 1)) if a >= 0 else (a * (n - 1), 0)
             for a, n in zip(self.coefficients, shape, strict=True)
         ]
         low, high = (self.offset + sum(e[k] for e in ends) for k in (0, 1))
         return low, high
 
     def inside(self, size: int, shape: Sequence[int]) -> bool:
-        """Whether it always lies in [0, size)."""
+        """Whether it is known to lie in [0, size) always."""
         low, high = self.range(shape)
-        return 0 <= low and high < size
+        return below(-1, low) and below(high, size)
 
 
 def variables(count: int) -> list[Affine]:

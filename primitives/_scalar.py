@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from jaxtile._jax_private import placed_like
+from jaxtile._jax_private import align_varying, placed_like
 from jaxtile.primitives._define import PLATFORM
 from jaxtile.primitives.cast import cast_p
 from jaxtile.reducers import value_key
@@ -134,7 +134,8 @@ def _bind(eqn, values, truth, keeps):
     if truth is not None and floating and name in _SUMS | QUOTIENTS:
         first = [values[0] if name == "div" else _kept(values[0], truth)]
         values = first + [_kept(v, truth) for v in values[1:]]
-    outs = eqn.primitive.bind(*values, **eqn.params)
+    # Inside shard_map a constant varies along no axis, and an op's operands along the same.
+    outs = eqn.primitive.bind(*align_varying(values), **eqn.params)
     outs = list(outs) if eqn.primitive.multiple_results else [outs]
     return [_kept(v, truth) for v in outs] if floating and name in keeps else outs
 

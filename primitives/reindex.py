@@ -95,6 +95,8 @@ def _box(guard: Guard, box: Sequence[tuple[int, int]]) -> list | None:
             else (-((size - 1 - b) // -a), b // -a)
         )
         low, high = box[k]
+        if not all(isinstance(v, int) for v in (low, high, size)):
+            return None  # a symbolic size has no least of two ends
         low, high = max(low, ends[0]), min(high, ends[1] + 1)
         box[k] = (low, high) if low < high else (box[k][0], box[k][0])
     return box
@@ -130,7 +132,8 @@ def _core(coordinates, source, box):
 
 def _value(c: Affine, shape: Sequence[int]) -> Any:
     """A coordinate at every place of the result."""
-    dtype = place_dtype(*map(abs, c.range(shape)), *shape)
+    low, high = c.range(shape)
+    dtype = place_dtype(-low, high, *shape)
     total = jnp.full(tuple(shape), c.offset, dtype)
     for k in c.terms:
         total += c.coefficients[k] * lax.broadcasted_iota(dtype, tuple(shape), k)

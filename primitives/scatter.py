@@ -131,7 +131,7 @@ def _sorted_state(
     state = spec.lift(leaves)
     if _trees.packs(runs, n):
         return _trees.packed_trees(spec, state, runs), seen
-    if n > 1:
+    if n != 1:  # symbolic too
         state = _trees.trees(spec, state, runs)
     return _segments.at_place(state, runs.start, runs), seen
 
