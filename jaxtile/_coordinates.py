@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer, eval_jaxpr
+from jax.core import Tracer
 
 from jaxtile._jax_private import align_varying
 from jaxtile.errors import TileTypeError, TileValueError, message
@@ -26,7 +26,7 @@ from jaxtile.primitives._define import compile_time
 from jaxtile.primitives._functions import IN_JAX, attempt, require_pure
 from jaxtile.primitives._moves import bind_gather
 from jaxtile.primitives._operands import require_whole
-from jaxtile.primitives._scalar import as_closed
+from jaxtile.primitives._scalar import as_closed, has_control, inlined
 from jaxtile.primitives.reindex import bind_reindex
 
 
@@ -49,16 +49,12 @@ class Link:
         """The source's coordinates at arrays of coordinates, along one axis."""
         if not self.shape:
             return []
-        jaxpr, consts = as_closed(self.closed)
-        # A constant made inside shard_map is an array of its mesh, which nothing may
-        # close over there.
-        consts = [c if isinstance(c, Tracer) else np.asarray(c) for c in consts]
-        call = jax.vmap(lambda *j: eval_jaxpr(jaxpr, consts, *j))
+        call = jax.vmap(lambda *j: inlined(self.closed, j))
         if coordinates:
             return [
                 jnp.broadcast_to(v, coordinates[0].shape) for v in call(*coordinates)
             ]
-        return [jnp.reshape(v, (1,)) for v in eval_jaxpr(jaxpr, consts)]
+        return [jnp.reshape(v, (1,)) for v in inlined(self.closed, ())]
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,9 +182,7 @@ def _require_inside(op, closed, source, shape):
     found = affine_results(closed, variables(ndim), ndim)
     if found is not None:
         ranges = [c.range(shape) for c in found]
-    elif any(isinstance(c, Tracer) for c in as_closed(closed)[1]) or not below(
-        math.prod(shape), _DECIDED + 1
-    ):
+    elif not (below(math.prod(shape), _DECIDED + 1) and _is_known(closed)):
         return
     else:
         with compile_time():
@@ -204,6 +198,15 @@ def _require_inside(op, closed, source, shape):
                     way_out="Pass fill=, what stands for the outside, or keep f inside.",
                 )
             )
+
+
+def _is_known(closed: Any) -> bool:
+    """Whether a map can be asked while tracing."""
+    jaxpr, consts = as_closed(closed)
+    if any(isinstance(c, Tracer) for c in consts):
+        return False
+    # What loops and branches are made of cannot leave the mesh that they were traced on.
+    return jax.sharding.get_abstract_mesh().empty or not has_control(jaxpr)
 
 
 # Up to this many places, a map that is not affine is asked at every one of them.

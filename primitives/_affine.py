@@ -23,7 +23,8 @@ class Affine:
     """offset + sum of coefficients[k] * j[k], over the coordinates j.
 
     Args:
-        offset, coefficients: integers.
+        offset: an integer, or a symbolic size and the like.
+        coefficients: integers.
     """
 
     offset: int
@@ -105,13 +106,15 @@ def _walk(jaxpr, consts, inputs, ndim) -> list:
         if inner is not None:
             outs = _walk(*as_closed(inner), values, ndim)
         else:
-            outs = [_equation(eqn, values)] * len(eqn.outvars)
+            outs = [_equation(eqn, values, ndim)] * len(eqn.outvars)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
-def _equation(eqn, values) -> Affine | None:
+def _equation(eqn, values, ndim) -> Affine | None:
     name = eqn.primitive.name
+    if name == "dim_as_value":  # a symbolic size, of an export
+        return Affine(eqn.params["dim"], (0,) * ndim)
     if any(v is None for v in values):
         return None
     if name in _KEEPS:
@@ -127,5 +130,6 @@ def _equation(eqn, values) -> Affine | None:
         return values[0] * -1
     if name == "mul":
         a, b = values if values[0].terms else values[::-1]
-        return None if b.terms else a * b.offset
+        known = not b.terms and isinstance(b.offset, int)
+        return a * b.offset if known else None
     return None

@@ -15,13 +15,14 @@ and replays it so that
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxtile._jax_private import align_varying, placed_like
@@ -47,6 +48,9 @@ REWRITTEN = QUOTIENTS | _SUMS | _PRODUCTS | {"exp", "exp2", "log", "sqrt", "rsqr
 _NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
 
+_CONTROL = ("scan", "while", "cond")
+
+
 def as_closed(jaxpr: Any) -> tuple[Jaxpr, list]:
     """The jaxpr and constants of a Jaxpr or ClosedJaxpr."""
     if isinstance(jaxpr, ClosedJaxpr):
@@ -56,7 +60,7 @@ def as_closed(jaxpr: Any) -> tuple[Jaxpr, list]:
 
 def inner_jaxpr(eqn) -> Any:
     """The jaxpr that a call-like equation stands for, or None."""
-    if eqn.primitive.name in ("scan", "while", "cond"):
+    if eqn.primitive.name in _CONTROL:
         return None
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         if key in eqn.params:
@@ -130,7 +134,8 @@ def _kept(x, truth):
 
 def _bind(eqn, values, truth, keeps):
     name = eqn.primitive.name
-    floating = jnp.issubdtype(jnp.result_type(values[0]), jnp.floating)
+    kind = jnp.result_type(values[0]) if values else jnp.int32  # a symbolic size's
+    floating = jnp.issubdtype(kind, jnp.floating)
     if truth is not None and floating and name in _SUMS | QUOTIENTS:
         first = [values[0] if name == "div" else _kept(values[0], truth)]
         values = first + [_kept(v, truth) for v in values[1:]]
@@ -231,6 +236,28 @@ def _replay(jaxpr: Jaxpr, consts, args, opaque, truth, keeps) -> list:
             outs = _replay(*as_closed(inner), values, opaque, truth, keeps)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def has_control(jaxpr: Jaxpr) -> bool:
+    """Whether there are loops or branches in a scalar jaxpr or what it calls."""
+    for eqn in jaxpr.eqns:
+        inner = inner_jaxpr(eqn)
+        if eqn.primitive.name in _CONTROL or (
+            inner is not None and has_control(as_closed(inner)[0])
+        ):
+            return True
+    return False
+
+
+def inlined(closed: Any, args: Sequence) -> list:
+    """The results of a scalar jaxpr, without the calls and constants in it.
+
+    Where it was traced inside shard_map, those are of a mesh, and nothing may close over
+    an array of one there.
+    """
+    jaxpr, consts = as_closed(closed)
+    consts = [c if isinstance(c, Tracer) else np.asarray(c) for c in consts]
+    return _replay(jaxpr, consts, args, frozenset(), None, frozenset())
 
 
 def _over_arrays(fn: Callable, ndim: int) -> Callable:

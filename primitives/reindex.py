@@ -78,6 +78,9 @@ def _box(guard: Guard, box: Sequence[tuple[int, int]]) -> list | None:
     """The part of a box that passes a guard, or None where that is no box."""
     box = list(box)
     for c, size in guard:
+        ends = [v for k in c.terms for v in box[k]]
+        if not all(isinstance(v, int) for v in (c.offset, size, *ends)):
+            return None  # a symbolic size has no least of two ends
         if not c.terms:
             if not 0 <= c.offset < size:
                 if not box:
@@ -95,8 +98,6 @@ def _box(guard: Guard, box: Sequence[tuple[int, int]]) -> list | None:
             else (-((size - 1 - b) // -a), b // -a)
         )
         low, high = box[k]
-        if not all(isinstance(v, int) for v in (low, high, size)):
-            return None  # a symbolic size has no least of two ends
         low, high = max(low, ends[0]), min(high, ends[1] + 1)
         box[k] = (low, high) if low < high else (box[k][0], box[k][0])
     return box
