@@ -308,7 +308,9 @@ def butterfly(x: Any, axis: int | Dim, distance: int, fill: Any = None) -> Any:
         )
     fill = None if fill is None else scalar_fill(op, fill, array.dtype)
     n = array.shape[place]
-    if isinstance(n, int) and n:  # farther than the axis is long, every partner is outside
+    if (
+        isinstance(n, int) and n
+    ):  # farther than the axis is long, every partner is outside
         distance = min(distance, 1 << (n - 1).bit_length())
     bits = distance.bit_length()
     if n % (1 << bits) == 0:
