@@ -212,7 +212,7 @@ def topk(
 
     Raises:
         TileTypeError: k is no integer known while tracing, or valid_count no integer.
-        TileValueError: k is not in [0, size].
+        TileValueError: k is not known to be in [0, size].
         TileShapeError: valid_count does not broadcast.
         The errors of `sort`.
 

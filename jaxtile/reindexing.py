@@ -50,7 +50,8 @@ def reindex(x: Any, out: Any, f: Callable[..., Any], fill: Any = None) -> Any:
         TileTypeError: x is no array, tile or number; f cannot be traced, has side effects,
             or does not give integers, one for each axis; fill is no scalar of x's format.
         TileShapeError: a size is negative, or dims do not fit.
-        TileValueError: a coordinate is known to lie outside of x, and there is no fill.
+        TileValueError: a coordinate is known to lie outside of x, or may where a size is
+            symbolic, and there is no fill.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
