@@ -17,6 +17,7 @@ from jaxtile._join import placed, spell
 from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
 from jaxtile.errors import TileShapeError, TileTypeError, message
+from jaxtile.primitives._bits import place_dtype
 from jaxtile.primitives._functions import attempt, spelled
 from jaxtile.primitives._parts import holds, same_structure
 from jaxtile.primitives._scalar import convert
@@ -113,8 +114,7 @@ def _spec(op, reducer, tree, arrays, axes, acc_dtype) -> Spec:
                 way_out="Pass jt.add, jt.maximum, ... or jt.Reducer(merge=...).",
             )
         )
-    sizes = [n for n in (arrays[0].shape[a] for a in axes) if isinstance(n, int)]
-    index = jnp.int32 if math.prod(sizes) < 2**31 else jnp.int64
+    index = place_dtype(math.prod(arrays[0].shape[a] for a in axes))
     return make_spec(reducer, tree, [v.dtype for v in arrays], acc_dtype, index, op)
 
 

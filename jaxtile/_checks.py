@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -204,6 +205,17 @@ def integer(op: str, what: str, value: Any, way_out: str) -> int:
             way_out=way_out,
         )
     )
+
+
+def size(op: str, what: str, value: Any, way_out: str) -> Any:
+    """An integer as of `integer`, or a symbolic size, of an export.
+
+    Raises:
+        TileTypeError: it is anything else.
+    """
+    if jax.export.is_symbolic_dim(value):
+        return value
+    return integer(op, what, value, way_out)
 
 
 def number(op: str, what: str, value: Any, way_out: str) -> float:

@@ -6,6 +6,7 @@ reads the same source. The skipped op in between is dead code.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,17 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer, eval_jaxpr
+from jax.core import Tracer
 
 from jaxtile._jax_private import align_varying
 from jaxtile.errors import TileTypeError, TileValueError, message
 from jaxtile.primitives._affine import affine_results, variables
-from jaxtile.primitives._bits import place_dtype
+from jaxtile.primitives._bits import below, place_dtype
 from jaxtile.primitives._define import compile_time
 from jaxtile.primitives._functions import IN_JAX, attempt, require_pure
 from jaxtile.primitives._moves import bind_gather
 from jaxtile.primitives._operands import require_whole
-from jaxtile.primitives._scalar import as_closed
+from jaxtile.primitives._scalar import as_closed, has_control, inlined
 from jaxtile.primitives.reindex import bind_reindex
 
 
@@ -48,13 +49,12 @@ class Link:
         """The source's coordinates at arrays of coordinates, along one axis."""
         if not self.shape:
             return []
-        jaxpr, consts = as_closed(self.closed)
-        call = jax.vmap(lambda *j: eval_jaxpr(jaxpr, consts, *j))
+        call = jax.vmap(lambda *j: inlined(self.closed, j))
         if coordinates:
             return [
                 jnp.broadcast_to(v, coordinates[0].shape) for v in call(*coordinates)
             ]
-        return [jnp.reshape(v, (1,)) for v in eval_jaxpr(jaxpr, consts)]
+        return [jnp.reshape(v, (1,)) for v in inlined(self.closed, ())]
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,16 +182,14 @@ def _require_inside(op, closed, source, shape):
     found = affine_results(closed, variables(ndim), ndim)
     if found is not None:
         ranges = [c.range(shape) for c in found]
-    elif any(isinstance(c, Tracer) for c in as_closed(closed)[1]) or (
-        int(np.prod(shape, dtype=np.int64)) > _DECIDED
-    ):
+    elif not (below(math.prod(shape), _DECIDED + 1) and _is_known(closed)):
         return
     else:
         with compile_time():
             values = Link(closed, source)(_coordinates(shape))
             ranges = [(int(v.min()), int(v.max())) for v in values]
     for d, ((low, high), n) in enumerate(zip(ranges, source, strict=True)):
-        if low < 0 or high >= n:
+        if not (below(-1, low) and below(high, n)):
             raise TileValueError(
                 message(
                     op,
@@ -200,6 +198,15 @@ def _require_inside(op, closed, source, shape):
                     way_out="Pass fill=, what stands for the outside, or keep f inside.",
                 )
             )
+
+
+def _is_known(closed: Any) -> bool:
+    """Whether a map can be asked while tracing."""
+    jaxpr, consts = as_closed(closed)
+    if any(isinstance(c, Tracer) for c in consts):
+        return False
+    # What loops and branches are made of cannot leave the mesh that they were traced on.
+    return jax.sharding.get_abstract_mesh().empty or not has_control(jaxpr)
 
 
 # Up to this many places, a map that is not affine is asked at every one of them.
@@ -251,7 +258,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def _general(chain: Chain, shape: tuple[int, ...]) -> Any:
     """The chain as one gather from its source laid out flat."""
-    source, count = chain.source, int(np.prod(shape, dtype=np.int64))
+    source, count = chain.source, math.prod(shape)
     coordinates, outside = _coordinates(shape), []
     for link in chain.links:
         coordinates = link(coordinates)

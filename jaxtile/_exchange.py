@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtile import formats
+from jaxtile import _checks, formats
 from jaxtile._arguments import axis_of, by_dims
-from jaxtile._checks import as_array, integer
+from jaxtile._checks import as_array
 from jaxtile._join import check_rank, is_constant, spell
 from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
@@ -227,8 +227,8 @@ def target_of(op: str, size: Any, dims: Any, axis: int) -> tuple[int, Any]:
                 )
             )
         named = (*dims[:axis], dim, *dims[axis + 1 :])
-    count = integer(op, "size, an integer", size, way_out)
-    if not 0 <= count < 2**63:
+    count = _checks.size(op, "size, an integer", size, way_out)
+    if isinstance(count, int) and not 0 <= count < 2**63:
         raise TileShapeError(
             message(op, expected="size in [0, 2**63)", got=str(count), way_out=way_out)
         )

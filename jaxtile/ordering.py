@@ -14,10 +14,10 @@ from jaxtile._checks import as_array, choice, flag, integer
 from jaxtile._jax_private import align_varying
 from jaxtile._operators import is_tile
 from jaxtile.dims import Dim
-from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
+from jaxtile.errors import TileShapeError, TileTypeError, message
 from jaxtile.primitives._order import NAN_RULES
 from jaxtile.primitives.sort import bind_sort
-from jaxtile.primitives.topk import bind_topk
+from jaxtile.primitives.topk import bind_topk, check_k
 from jaxtile.tile import Tile
 
 NAN_WAY_OUT = (
@@ -212,7 +212,7 @@ def topk(
 
     Raises:
         TileTypeError: k is no integer known while tracing, or valid_count no integer.
-        TileValueError: k is not in [0, size].
+        TileValueError: k is not known to be in [0, size].
         TileShapeError: valid_count does not broadcast.
         The errors of `sort`.
 
@@ -228,7 +228,7 @@ def topk(
     largest = flag("topk", "largest", largest)
     array, place, leaves, tree, dims = _taken("topk", x, axis, payload)
     k = integer("topk", "an integer k", k, _STATIC_K)
-    _check_k(k, array.shape[place])
+    check_k(k, array.shape[place])
     count = _count(valid_count, array.shape, place, dims)
     counts = [] if count is None else [count]
     array, *rest = align_varying([array, *leaves, *counts])
@@ -246,18 +246,6 @@ def topk(
     found = outs[:2] if dims is None else [Tile(v, dims) for v in outs[:2]]
     result = Ranked(*found)
     return result if not leaves else (result, retile(tree, outs[2:], dims))
-
-
-def _check_k(k: int, size: int) -> None:
-    if not 0 <= k <= size:
-        raise TileValueError(
-            message(
-                "topk",
-                expected=f"k in [0, {size}], the size of the axis",
-                got=str(k),
-                way_out="Pass min(k, size).",
-            )
-        )
 
 
 def _count(value: Any, shape: Sequence[int], axis: int, dims) -> Any:

@@ -11,12 +11,13 @@ import numpy as np
 
 from jaxtile import _edges
 from jaxtile._arguments import axes_of, axis_of, retile
-from jaxtile._checks import function, integer, is_index
+from jaxtile._checks import function, integer, is_index, size
 from jaxtile._coordinates import move, trace_map
 from jaxtile._exchange import scalar_fill, whole
 from jaxtile._join import distinct, spell
 from jaxtile.dims import Dim, IndexSet
 from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
+from jaxtile.primitives._bits import place_dtype
 
 _ONE = jax.tree.structure(0)
 
@@ -49,7 +50,8 @@ def reindex(x: Any, out: Any, f: Callable[..., Any], fill: Any = None) -> Any:
         TileTypeError: x is no array, tile or number; f cannot be traced, has side effects,
             or does not give integers, one for each axis; fill is no scalar of x's format.
         TileShapeError: a size is negative, or dims do not fit.
-        TileValueError: a coordinate is known to lie outside of x, and there is no fill.
+        TileValueError: a coordinate is known to lie outside of x, or may where a size is
+            symbolic, and there is no fill.
 
     Example:
         >>> import jax.numpy as jnp, jaxtile as jt
@@ -126,8 +128,8 @@ def _target(op, out, have, dims) -> tuple[tuple[int, ...], tuple[Dim, ...] | Non
     if not isinstance(out, tuple | list):
         out = (out,)
     way_out = "Pass the shape of the result, known while tracing."
-    shape = tuple(integer(op, "sizes that are integers", n, way_out) for n in out)
-    if any(not 0 <= n < 2**63 for n in shape):
+    shape = tuple(size(op, "sizes that are integers", n, way_out) for n in out)
+    if any(isinstance(n, int) and not 0 <= n < 2**63 for n in shape):
         raise TileShapeError(
             message(op, expected="sizes in [0, 2**63)", got=str(shape), way_out=way_out)
         )
@@ -249,6 +251,8 @@ def shift(x: Any, axis: int | Dim, distance: Any, fill: Any = None) -> Any:
         )
     # Past the end everything is fill, however far; a sum must not wrap before.
     n = array.shape[place]
+    if not isinstance(n, int):  # symbolic: half of what counts its places
+        n = int(jnp.iinfo(place_dtype(n)).max) // 2
     if isinstance(distance, int | np.integer):
         step = max(-n, min(n, int(distance)))
     else:
@@ -307,7 +311,9 @@ def butterfly(x: Any, axis: int | Dim, distance: int, fill: Any = None) -> Any:
         )
     fill = None if fill is None else scalar_fill(op, fill, array.dtype)
     n = array.shape[place]
-    if n:  # farther than the axis is long, every partner is outside
+    if (
+        isinstance(n, int) and n
+    ):  # farther than the axis is long, every partner is outside
         distance = min(distance, 1 << (n - 1).bit_length())
     bits = distance.bit_length()
     if n % (1 << bits) == 0:

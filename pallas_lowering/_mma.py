@@ -19,7 +19,7 @@ from jaxtile import formats
 from jaxtile.catalogue import add
 from jaxtile.pallas_lowering._registry import Backend
 from jaxtile.policy import fold_left, unordered_tree
-from jaxtile.primitives import _contract, _scalar
+from jaxtile.primitives import _contract, _unknown
 from jaxtile.primitives._bind import reduce_p
 from jaxtile.primitives._contract import Dims
 from jaxtile.primitives._scalar import convert
@@ -78,7 +78,7 @@ def mma_values(unit: Unit, operands: Sequence, params: dict) -> list:
             z = run(a, b, dims)
         if every is not None and jnp.issubdtype(acc, jnp.floating):
             # Else a compiler may make the seed the accumulator of its dot.
-            z = _scalar._guard(z)
+            z = _unknown.guard(z)
         z = z if c is None else c + z
     elif unit.chain is not None and _contract.is_chain(policy, acc):
         z = unit.chain(a, b, c, dims, policy, acc)

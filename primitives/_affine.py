@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Literal
 
+from jaxtile.primitives._bits import below
 from jaxtile.primitives._scalar import as_closed, inner_jaxpr
 
 
@@ -22,7 +23,8 @@ class Affine:
     """offset + sum of coefficients[k] * j[k], over the coordinates j.
 
     Args:
-        offset, coefficients: integers.
+        offset: an integer, or a symbolic size and the like.
+        coefficients: integers.
     """
 
     offset: int
@@ -44,16 +46,16 @@ class Affine:
     def range(self, shape: Sequence[int]) -> tuple[int, int]:
         """The least and the largest value over the coordinates of a shape without 0."""
         ends = [
-            sorted((0, a * (n - 1)))
+            (0, a * (n - 1)) if a >= 0 else (a * (n - 1), 0)
             for a, n in zip(self.coefficients, shape, strict=True)
         ]
         low, high = (self.offset + sum(e[k] for e in ends) for k in (0, 1))
         return low, high
 
     def inside(self, size: int, shape: Sequence[int]) -> bool:
-        """Whether it always lies in [0, size)."""
+        """Whether it is known to lie in [0, size) always."""
         low, high = self.range(shape)
-        return 0 <= low and high < size
+        return below(-1, low) and below(high, size)
 
 
 def variables(count: int) -> list[Affine]:
@@ -104,13 +106,15 @@ def _walk(jaxpr, consts, inputs, ndim) -> list:
         if inner is not None:
             outs = _walk(*as_closed(inner), values, ndim)
         else:
-            outs = [_equation(eqn, values)] * len(eqn.outvars)
+            outs = [_equation(eqn, values, ndim)] * len(eqn.outvars)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
-def _equation(eqn, values) -> Affine | None:
+def _equation(eqn, values, ndim) -> Affine | None:
     name = eqn.primitive.name
+    if name == "dim_as_value":  # a symbolic size, of an export
+        return Affine(eqn.params["dim"], (0,) * ndim)
     if any(v is None for v in values):
         return None
     if name in _KEEPS:
@@ -126,5 +130,6 @@ def _equation(eqn, values) -> Affine | None:
         return values[0] * -1
     if name == "mul":
         a, b = values if values[0].terms else values[::-1]
-        return None if b.terms else a * b.offset
+        known = not b.terms and isinstance(b.offset, int)
+        return a * b.offset if known else None
     return None

@@ -7,6 +7,7 @@ import numpy as np
 from jax import lax
 
 from jaxtile.primitives import _order
+from jaxtile.primitives._bits import place_dtype
 from jaxtile.primitives._order import Order
 from jaxtile.primitives.sort import bind_sort
 
@@ -26,7 +27,8 @@ def best(x, order: Order, k: int, platform: str):
 
 def _best(x, keys, k, platform):
     n = x.shape[-1]
-    if (3 if platform == "cpu" else 8) * k >= n:
+    some = 3 if platform == "cpu" else 8
+    if not isinstance(n, int) or some * k >= n:  # a symbolic size has no blocks
         return _first(keys(x), k, platform)
     size = _block(n, k, platform)
     if n // size + (k + 1) * size > n // 2:
@@ -46,7 +48,7 @@ def _best(x, keys, k, platform):
     rest = x[..., count * size :]
     some = _few(keys(lax.concatenate([rows, rest], x.ndim - 1)), k, platform)
     inside = jnp.minimum(some // size, k - 1)
-    index = _order.index_dtype(n)
+    index = place_dtype(n)
     block, some = _order.take(found, inside).astype(index), some.astype(index)
     place = block * size + some % size
     return jnp.where(some < k * size, place, some - k * size + count * size)
@@ -72,7 +74,8 @@ def _few(keys, k, platform):
 def _first(keys, k, platform):
     """The first k of everything sorted; on CUDA of what is first in each chunk."""
     n = keys.shape[-1]
-    if platform != "cuda" or keys.dtype.itemsize == 8 or 2 * k > _CHUNK:
+    known = isinstance(n, int)  # not symbolic
+    if platform != "cuda" or not known or keys.dtype.itemsize == 8 or 2 * k > _CHUNK:
         return _order.permutation(keys, platform)[..., :k]
     keys = keys.astype(jnp.uint32)
     if n <= _CHUNK:
@@ -81,7 +84,7 @@ def _first(keys, k, platform):
     pads = [(0, 0)] * (keys.ndim - 1) + [(0, -n % _CHUNK)]
     keys = jnp.pad(keys, pads, constant_values=np.uint32(2**32 - 1))
     chunks = keys.reshape(*keys.shape[:-1], -1, _CHUNK)
-    index = _argsort(chunks)[..., :k].astype(_order.index_dtype(n))
+    index = _argsort(chunks)[..., :k].astype(place_dtype(n))
     found = _order.take(chunks, index)
     begin = lax.broadcasted_iota(index.dtype, index.shape, index.ndim - 2) * _CHUNK
     shape = (*keys.shape[:-1], -1)

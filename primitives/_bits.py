@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.errors import InconclusiveDimensionOperation
 
 from jaxtile import formats
 
@@ -32,14 +33,29 @@ def from_bits(bits: Any, dtype: Any) -> jax.Array:
 
 def inside(index: Any, size: int) -> Any:
     """Where an index of any integer dtype lies in [0, size)."""
-    below = jnp.ones(index.shape, bool)
-    if size <= jnp.iinfo(index.dtype).max:
-        below = index < jnp.asarray(size, index.dtype)
+    wide = place_dtype(size)
+    if not isinstance(size, int) and index.dtype.itemsize < wide.itemsize:
+        index = index.astype(wide)  # a symbolic size may be any that this holds
+    top = int(jnp.iinfo(index.dtype).max)
+    low = jnp.ones(index.shape, bool)
+    if not isinstance(size, int) or size <= top:
+        low = index < jnp.asarray(size, index.dtype)
     if jnp.issubdtype(index.dtype, jnp.unsignedinteger):
-        return below
-    return below & (index >= 0)
+        return low
+    return low & (index >= 0)
+
+
+def below(size: Any, bound: Any) -> bool:
+    """Whether a size is known to be below a bound; a symbolic one, of an export, may not."""
+    try:
+        return bool(size < bound)
+    except InconclusiveDimensionOperation:
+        return False
 
 
 def place_dtype(*sizes: int) -> np.dtype:
-    """The integers that count up to these sizes."""
-    return np.dtype(np.int32 if max(sizes, default=0) < 2**31 else np.int64)
+    """The integers that count up to these sizes; for an unknown one the widest there are."""
+    if all(below(n, 2**31) for n in sizes):
+        return np.dtype(np.int32)
+    known = any(isinstance(n, int) and n >= 2**31 for n in sizes)
+    return np.dtype(np.int64 if known or formats.x64_enabled() else np.int32)

@@ -19,7 +19,7 @@ from jax import lax
 from jaxtile import formats
 from jaxtile.policy import PRECISIONS, MmaPolicy
 from jaxtile.primitives import _fold
-from jaxtile.primitives._scalar import convert, evaluate, unknown
+from jaxtile.primitives._scalar import convert, evaluate
 
 # Steps written out in one loop body of a chain: they share the accumulator's loads.
 _UNROLL = 8
@@ -270,7 +270,7 @@ def chain(a, b, c, dims: Dims, policy: MmaPolicy, acc):
         return step(z, x, y)
 
     # -0.0 is the identity of a float sum, so that the first product keeps its bits.
-    start = jnp.full(shape, -0.0, acc) if c is None else unknown([c])[0]
+    start = jnp.full(shape, -0.0, acc) if c is None else c
     return _fold.steps(sides[0][0].shape[0], body, start, _UNROLL)
 
 

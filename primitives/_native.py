@@ -14,6 +14,7 @@ from jax import lax
 
 from jaxtile.policy import Kind, Transform
 from jaxtile.primitives import _best, _order
+from jaxtile.primitives._bits import below, place_dtype
 from jaxtile.primitives._define import PLATFORM
 from jaxtile.primitives._fold import collapse
 
@@ -178,13 +179,15 @@ def ranked(spec, elements, mask, axes, platform):
     x, *own = (collapse(v, axes) for v in elements)
     k = len(spec.states) // 2
     few = min(k, x.shape[-1]) if isinstance(x.shape[-1], int) else k
+    mask = None if mask is None else collapse(mask, axes)
+    if not below(few, x.shape[-1] + 1):  # a symbolic size may be less
+        mask = jnp.ones(x.shape, bool) if mask is None else mask
+        x, mask, *own = (_longer(v, few) for v in (x, mask, *own))
     if mask is None and not own:
         index = _best.best(x, spec.reducer.order, few, platform)
         found = [_order.take(x, index), index.astype(spec.index)]
     else:
-        found = _by_own_index(
-            spec, x, own, None if mask is None else collapse(mask, axes), few
-        )
+        found = _by_own_index(spec, x, own, mask, few)
     empty = spec.identity(found[0].shape[:-1])
     return [
         lax.index_in_dim(found[leaf // k], leaf % k, -1, keepdims=False)
@@ -192,6 +195,12 @@ def ranked(spec, elements, mask, axes, platform):
         else empty[leaf]
         for leaf in range(2 * k)
     ]
+
+
+def _longer(x, some):
+    """Zeros behind the last axis."""
+    pads = [(0, 0, 0)] * (x.ndim - 1) + [(0, some, 0)]
+    return lax.pad(x, jnp.zeros((), x.dtype), pads)
 
 
 def _by_own_index(spec, x, own, mask, few):
@@ -204,7 +213,7 @@ def _by_own_index(spec, x, own, mask, few):
     rank = _order.ranks_of(x, spec.reducer.order)
     worst = np.asarray(np.iinfo(rank.dtype).max, rank.dtype)
     rank = jnp.where(index == nowhere, worst, rank)
-    place = lax.broadcasted_iota(_order.index_dtype(x.shape[-1]), x.shape, last)
+    place = lax.broadcasted_iota(place_dtype(x.shape[-1]), x.shape, last)
     place = lax.sort((rank, index, place), dimension=last, num_keys=2)[2][..., :few]
     return [_order.take(v, place) for v in (x, index)]
 

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtile.primitives._bits import place_dtype
+
 NAN_RULES = ("last", "first", "largest", "smallest")
 
 
@@ -98,18 +100,14 @@ def ranks_of(x, order: Order):
     return lax.bitcast_convert_type(keys ^ _top(keys.dtype), word)
 
 
-def index_dtype(n: int) -> np.dtype:
-    """The dtype of a source index below n."""
-    return np.dtype(np.int32 if n < 2**31 else np.int64)
-
-
 def permutation(keys, platform: str):
     """The source indices in stable order of the keys."""
     n = keys.shape[-1]
-    index = index_dtype(n)
+    index = place_dtype(n)
     last = keys.ndim - 1
     place = lax.broadcasted_iota(index, keys.shape, last)
-    shift = max(n - 1, 1).bit_length()
+    # A symbolic size, of an export, may need every bit that an index has.
+    shift = max(n - 1, 1).bit_length() if isinstance(n, int) else 8 * index.itemsize
     width = 8 * keys.dtype.itemsize + shift
     if platform != "cpu" or width > 64:
         return lax.sort((keys, place), dimension=last, num_keys=1, is_stable=True)[1]

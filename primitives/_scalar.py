@@ -25,10 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from jaxtile._jax_private import placed_like
+from jaxtile._jax_private import align_varying, placed_like
 from jaxtile.primitives._define import PLATFORM
+from jaxtile.primitives._unknown import guard, is_float, kept, truth_of
 from jaxtile.primitives.cast import cast_p
 from jaxtile.reducers import value_key
 
@@ -102,75 +104,24 @@ def trace(fn: Callable, tree, dtypes) -> tuple[ClosedJaxpr, Any]:
     return _traced(Keyed(fn), tree, tuple(map(np.dtype, dtypes)), x64)
 
 
-def _guard(product):
-    # A select that no compiler can fold stands between the product and an add, so that
-    # the two cannot become one fused multiply-add. optimization_barrier and
-    # reduce_precision do not hold on every jax line.
-    return jnp.where(product == product, product, jnp.full_like(product, jnp.nan))
-
-
-def _truth(like):
-    """An array of True, shaped as `like`, that XLA does not know to be one.
-
-    No place along an axis is -1, but a barrier keeps that number until XLA has done its
-    algebra. A barrier on the whole array would keep what is around it from being fused,
-    and for scalars that are broadcast XLA has rules: a scalar's truth is of the scalar,
-    which vmap may batch.
-    """
-    like = jnp.asarray(like)
-    axes = [d for d, n in enumerate(like.shape) if isinstance(n, int) and 1 < n < 2**31]
-    if not axes:
-        return placed_like(
-            lax.optimization_barrier((like == like) | (like != like)), like
-        )
-    place = lax.broadcasted_iota(np.int32, like.shape, axes[-1])
-    return placed_like(place != lax.optimization_barrier(jnp.int32(-1)), like)
-
-
-def unknown(values: Sequence) -> list:
-    """Equally shaped arrays of which XLA's algebra knows nothing: x + 0.0 would be x."""
-    if PLATFORM.get() != "cpu":
-        return list(values)
-    floats = [v for v in values if _is_float(v)]
-    truth = _truth(floats[0]) if floats else None
-    return [_kept(v, truth) if _is_float(v) else v for v in values]
-
-
-def unknown_seed(init: Sequence | None) -> list | None:
-    """`unknown` of a seed, which is small, on every platform."""
-    if init is None or PLATFORM.get() == "cpu":
-        return init and unknown(init)
-    return list(map(lax.optimization_barrier, init))
-
-
-def _is_float(x) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
-
-
-def _kept(x, truth):
-    """x, of which XLA's algebra knows nothing."""
-    if truth is None:
-        return _guard(x)
-    return jnp.where(truth, x, jnp.asarray(np.nan, jnp.result_type(x)))
-
-
 def _bind(eqn, values, truth, keeps, fixed):
     name = eqn.primitive.name
-    floating = _is_float(values[0])
+    floating = bool(values) and is_float(values[0])  # no values: a symbolic size
     hides = truth is not None and floating
     if hides and name in _HIDDEN:
         values = [
-            _kept(v, truth) if f else v for v, f in zip(values, fixed, strict=True)
+            kept(v, truth) if f else v for v, f in zip(values, fixed, strict=True)
         ]
     elif name == "div" and floating and PLATFORM.get() == "cpu":
         values = _over_unknown(*values)
-    outs = eqn.primitive.bind(*values, **eqn.params)
+    # Inside shard_map a constant varies along no axis, and operands along the same.
+    outs = eqn.primitive.bind(*align_varying(values), **eqn.params)
     outs = list(outs) if eqn.primitive.multiple_results else [outs]
     # A sum of values that it does not know is nothing to XLA.
-    kept = floating and name in keeps and not (hides and name in _SUMS)
-    if not kept:
+    keep = floating and name in keeps and not (hides and name in _SUMS)
+    if not keep:
         return outs
-    return [_guard(v) if name == "div" else _kept(v, truth) for v in outs]
+    return [guard(v) if name == "div" else kept(v, truth) for v in outs]
 
 
 def _over_unknown(a, b):
@@ -234,7 +185,7 @@ def _divide(a, b):
     """
     with jax.enable_x64(True):
         wide = [lax.convert_element_type(jnp.asarray(v), jnp.float64) for v in (a, b)]
-        return lax.convert_element_type(_guard(lax.div(*wide)), jnp.float32)
+        return lax.convert_element_type(guard(lax.div(*wide)), jnp.float32)
 
 
 def equation(eqn, values, exposed=True, truth=None, keeps=REWRITTEN, fixed=None):
@@ -244,7 +195,7 @@ def equation(eqn, values, exposed=True, truth=None, keeps=REWRITTEN, fixed=None)
         eqn: the equation.
         values: its operands.
         exposed: an add may follow, with which a compiler could fuse a product.
-        truth: True for each element, as `_truth` makes it, where there is need of one.
+        truth: True for each element, as `truth_of` makes it, where there is need of one.
         keeps: ops whose results no compiler may look through.
         fixed: which operands XLA may know; None says all.
     """
@@ -257,7 +208,7 @@ def equation(eqn, values, exposed=True, truth=None, keeps=REWRITTEN, fixed=None)
         return [convert(values[0], dtype)]
     asks = name in keeps - QUOTIENTS or (name in _HIDDEN and any(fixed))
     if truth is None and PLATFORM.get() == "cpu" and asks:
-        truth = _truth(max(values, key=np.ndim))
+        truth = truth_of(max(values, key=np.ndim))
     if dtype in _NARROW and name not in _EXACT:
         wide = [
             convert(v, jnp.float32) if jnp.asarray(v).dtype in _NARROW else v
@@ -269,7 +220,7 @@ def equation(eqn, values, exposed=True, truth=None, keeps=REWRITTEN, fixed=None)
     guarded = contracts and exposed and name in _PRODUCTS
     guarded = guarded and jnp.issubdtype(dtype, jnp.floating)
     outs = _bind(eqn, values, truth, keeps - _PRODUCTS if guarded else keeps, fixed)
-    return [_guard(out) for out in outs] if guarded else outs
+    return [guard(out) for out in outs] if guarded else outs
 
 
 def _exposed(jaxpr: Jaxpr, opaque: frozenset) -> set:
@@ -323,7 +274,7 @@ def _replay(jaxpr: Jaxpr, consts, args, way: _Way, known=None, settles=True) -> 
 def _settled(values, fixed, way: _Way) -> list:
     """Values of which XLA knows none."""
     return [
-        _kept(v, way.truth) if f and way.truth is not None and _is_float(v) else v
+        kept(v, way.truth) if f and way.truth is not None and is_float(v) else v
         for v, f in zip(values, fixed, strict=True)
     ]
 
@@ -348,6 +299,30 @@ def _loop(eqn, values, way: _Way) -> list:
         for key, value in eqn.params.items()
     }
     return eqn.primitive.bind(*values, **params)
+
+
+def has_control(jaxpr: Jaxpr) -> bool:
+    """Whether there are loops or branches in a scalar jaxpr or what it calls."""
+    for eqn in jaxpr.eqns:
+        inner = inner_jaxpr(eqn)
+        if eqn.primitive.name in LOOPS or (
+            inner is not None and has_control(as_closed(inner)[0])
+        ):
+            return True
+    return False
+
+
+def inlined(closed: Any, args: Sequence) -> list:
+    """The results of a scalar jaxpr, without the calls and constants in it.
+
+    Where it was traced inside shard_map, those are of a mesh, and nothing may close over
+    an array of one there.
+    """
+    jaxpr, consts = as_closed(closed)
+    consts = [c if isinstance(c, Tracer) else np.asarray(c) for c in consts]
+    return _replay(
+        jaxpr, consts, args, _Way(frozenset(), None, frozenset()), settles=False
+    )
 
 
 def _over_arrays(fn: Callable, ndim: int) -> Callable:
@@ -383,7 +358,7 @@ def evaluate(
         return [jnp.asarray(o) for o in outs]
 
     hides = PLATFORM.get() == "cpu" and _needs_truth(jaxpr, keeps)
-    truth = _truth(leaves[0]) if hides else None
+    truth = truth_of(leaves[0]) if hides else None
     outs = _over_arrays(scalar, jnp.ndim(leaves[0]))(truth, *leaves)
     outs = [placed_like(v, leaves[0]) for v in outs]
     return jax.tree.unflatten(jax.tree.structure(out), outs)

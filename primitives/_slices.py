@@ -156,7 +156,7 @@ def plan(
 
 def _axis(coordinate: Affine, shape: Sequence[int]) -> Axis | None:
     """Coefficients that are the weights of digits, in a mixed radix."""
-    terms = [(coordinate.coefficients[k], k) for k in coordinate.terms if shape[k] > 1]
+    terms = [(coordinate.coefficients[k], k) for k in coordinate.terms if shape[k] != 1]
     terms.sort(key=lambda term: abs(term[0]))
     low, high = coordinate.range(shape)
     stride, digits, weight = 1, [], None

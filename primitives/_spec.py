@@ -33,8 +33,8 @@ from jaxtile.primitives._scalar import (
     fixed_results,
     inner_jaxpr,
     trace,
-    unknown,
 )
+from jaxtile.primitives._unknown import unknown
 from jaxtile.reducers import Provenance, Reducer
 
 # Bits that are looked at are no longer the value: no arithmetic of it follows.

@@ -62,7 +62,9 @@ def is_zero(tangent: Any) -> bool:
 def float_tangent(primal: Any, tangent: Any) -> Any:
     """An array for a float primal's tangent; float0 zeros for an integer's."""
     if not is_float(primal.dtype):
-        return np.zeros(primal.shape, jax.dtypes.float0)
+        # NumPy has no array of a symbolic size, and nothing looks at this one's.
+        known = all(isinstance(n, int) for n in primal.shape)
+        return np.zeros(primal.shape if known else (), jax.dtypes.float0)
     return jnp.zeros_like(primal) if is_zero(tangent) else tangent
 
 

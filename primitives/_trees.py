@@ -50,7 +50,10 @@ def row_width(n: int, size: int) -> int:
 
 def packs(runs: Runs, n: int) -> bool:
     """`packed_trees` has less to do than `trees`."""
-    return not runs.batch and row_width(n, runs.count.size) >= _NARROWEST
+    size = runs.count.size
+    if runs.batch or not (isinstance(n, int) and isinstance(size, int)):  # symbolic
+        return False
+    return row_width(n, size) >= _NARROWEST
 
 
 def packed_trees(spec: Spec, states: Sequence, runs: Runs) -> list:

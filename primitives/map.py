@@ -35,8 +35,8 @@ from jaxtile.primitives._scalar import (
     evaluate,
     inner_jaxpr,
     trace,
-    unknown,
 )
+from jaxtile.primitives._unknown import unknown
 from jaxtile.primitives.map_linear import (
     batch_aligned,
     has_tangent,

@@ -21,7 +21,8 @@ from jax.interpreters import ad
 from jaxtile import _jax_private
 from jaxtile.errors import TileShapeError, message
 from jaxtile.primitives._define import Out, define, zero_tangent
-from jaxtile.primitives._scalar import evaluate, unknown
+from jaxtile.primitives._scalar import evaluate
+from jaxtile.primitives._unknown import unknown
 
 
 def map_linear(coefficients, tangents, terms, dtypes) -> list:

@@ -38,9 +38,10 @@ from jaxtile.primitives._contract_checks import (
     spec_of,
 )
 from jaxtile.primitives._define import Out, define, zero_tangent
-from jaxtile.primitives._scalar import convert, evaluate, unknown
+from jaxtile.primitives._scalar import convert, evaluate
 from jaxtile.primitives._storage import nearest
 from jaxtile.primitives._tangent import float_tangent
+from jaxtile.primitives._unknown import unknown, unknown_seed
 from jaxtile.primitives.map import Region, _results, map_p
 from jaxtile.primitives.map_linear import has_tangent
 
@@ -121,6 +122,8 @@ def _abstract(*avals, roles, policy, acc, seeded, region, out):
 
 def _reference(*operands, roles, policy, acc, seeded, region, out, platform=""):
     a, b, c, scalars = unpack(operands, seeded)
+    if c is not None:
+        (c,) = unknown_seed([c])
     z = _contract.contract(a, b, c, roles, policy, acc, platform)
     if region is not None:
         scalars = [jnp.broadcast_to(s, z.shape) for s in scalars]
@@ -173,8 +176,8 @@ def _jvp(primals, tangents, *, roles, policy, acc, seeded, region, out, implemen
 
 def _transpose(cts, *operands, roles, policy, acc, seeded, region, out, implementation):
     a, b, c, scalars = unpack(operands, seeded)
-    unknown = [ad.is_undefined_primal(v) for v in operands]
-    if region is not None or (unknown[0] and unknown[1]):
+    undefined = [ad.is_undefined_primal(v) for v in operands]
+    if region is not None or (undefined[0] and undefined[1]):
         raise NoDerivativeError(
             message(
                 "mma",
@@ -185,16 +188,16 @@ def _transpose(cts, *operands, roles, policy, acc, seeded, region, out, implemen
         )
     (ct,) = cts
     if type(ct) is ad.Zero:
-        zeros = zip(operands, unknown, strict=True)
+        zeros = zip(operands, undefined, strict=True)
         return [ad.Zero(v.aval) if u else None for v, u in zeros]
     name = of_tangent(implementation)
     rule = functools.partial(_cotangent, policy=policy, acc=acc, implementation=name)
     outs: list = [None] * len(operands)
-    if unknown[0]:
+    if undefined[0]:
         outs[0] = rule(ct, b, (roles.out, roles.b, roles.a), a.aval.dtype)
-    if unknown[1]:
+    if undefined[1]:
         outs[1] = rule(a, ct, (roles.a, roles.out, roles.b), b.aval.dtype)
-    if seeded and unknown[2]:
+    if seeded and undefined[2]:
         outs[2] = convert(ct, acc)
     return outs
 
@@ -273,7 +276,8 @@ def _share(parts, *, roles, policy, acc, seeded, region, out, implementation):
             a, b, None, roles, policy=policy, acc=acc, implementation=implementation
         )
         z = lax.psum(z, names)
-        return [_finish(z if c is None else c + z, scalars, region, out)]
+        z = z if c is None else unknown_seed([c])[0] + z
+        return [_finish(z, scalars, region, out)]
 
     return run
 

@@ -35,7 +35,7 @@ from jaxtile.primitives._operands import (
     check_symbolic,
     unpack,
 )
-from jaxtile.primitives._scalar import convert, elementwise, unknown_seed
+from jaxtile.primitives._scalar import convert, elementwise
 from jaxtile.primitives._spec import Spec, make_spec
 from jaxtile.primitives._tangent import (
     elementwise_jvp,
@@ -45,6 +45,7 @@ from jaxtile.primitives._tangent import (
     prefix_tangents,
     require_linear,
 )
+from jaxtile.primitives._unknown import unknown_seed
 
 
 def _abstract(*avals, spec: Spec, axes, policy, seeded, masked, finish, out):
@@ -152,7 +153,7 @@ def _seeded(spec, init, state, valid, shape):
 
 def _reference(*operands, spec, axes, policy, seeded, masked, finish, out, platform=""):
     elements, init, mask = unpack(spec, operands, seeded, masked)
-    init = unknown_seed(init)
+    init = init and unknown_seed(init)
     state = _state(elements, init, mask, spec, axes, policy, platform)
     result = spec.finish(state) if finish else state
     return [convert(v, d) for v, d in zip(result, out, strict=True)]

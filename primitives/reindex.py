@@ -78,6 +78,9 @@ def _box(guard: Guard, box: Sequence[tuple[int, int]]) -> list | None:
     """The part of a box that passes a guard, or None where that is no box."""
     box = list(box)
     for c, size in guard:
+        ends = [v for k in c.terms for v in box[k]]
+        if not all(isinstance(v, int) for v in (c.offset, size, *ends)):
+            return None  # a symbolic size has no least of two ends
         if not c.terms:
             if not 0 <= c.offset < size:
                 if not box:
@@ -130,7 +133,8 @@ def _core(coordinates, source, box):
 
 def _value(c: Affine, shape: Sequence[int]) -> Any:
     """A coordinate at every place of the result."""
-    dtype = place_dtype(*map(abs, c.range(shape)), *shape)
+    low, high = c.range(shape)
+    dtype = place_dtype(-low, high, *shape)
     total = jnp.full(tuple(shape), c.offset, dtype)
     for k in c.terms:
         total += c.coefficients[k] * lax.broadcasted_iota(dtype, tuple(shape), k)

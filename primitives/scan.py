@@ -32,9 +32,10 @@ from jaxtile.primitives._operands import (
     check_symbolic,
     unpack,
 )
-from jaxtile.primitives._scalar import convert, evaluate, unknown_seed
+from jaxtile.primitives._scalar import convert, evaluate
 from jaxtile.primitives._scan_rules import jvp, transpose
 from jaxtile.primitives._spec import Spec
+from jaxtile.primitives._unknown import unknown_seed
 
 
 def _abstract(*avals, spec: Spec, axis, policy, seeded, masked, out, final, **params):
@@ -89,7 +90,7 @@ def _reference(
     platform="",
 ):
     elements, init, mask = unpack(spec, operands, seeded, masked)
-    init = unknown_seed(init)
+    init = init and unknown_seed(init)
     shape = elements[0].shape
     n, fibre = shape[axis], tuple(s for d, s in enumerate(shape) if d != axis)
     elements = elements + _fold.index_leaf(spec, shape, axis)

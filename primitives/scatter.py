@@ -32,10 +32,11 @@ from jaxtile.primitives._moves import (
     unpack_scatter,
 )
 from jaxtile.primitives._operands import check_operands
-from jaxtile.primitives._scalar import convert, elementwise, unknown_seed
+from jaxtile.primitives._scalar import convert, elementwise
 from jaxtile.primitives._scatter_rules import jvp
 from jaxtile.primitives._spec import Spec
 from jaxtile.primitives._tangent import is_float, require_linear
+from jaxtile.primitives._unknown import unknown_seed
 from jaxtile.primitives.gather import check_index
 
 
@@ -131,7 +132,7 @@ def _sorted_state(
     state = spec.hidden_state(spec.lift(leaves))
     if _trees.packs(runs, n):
         return _trees.packed_trees(spec, state, runs), seen
-    if n > 1:
+    if n != 1:  # symbolic too
         state = _trees.trees(spec, state, runs)
     return _segments.at_place(state, runs.start, runs), seen
 
@@ -169,7 +170,7 @@ def _reference(
     platform="",
 ):
     elements, index, init = unpack_scatter(spec, operands, seeded)
-    init = unknown_seed(init)
+    init = init and unknown_seed(init)
     state = _state(
         elements, index, init, spec, axis, batch, size, policy, is_sorted, platform
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxtile.primitives import _order
+from jaxtile.primitives._bits import place_dtype
 from jaxtile.primitives._define import Out, define, new_primitive
 from jaxtile.primitives._operands import batch_fibres
 from jaxtile.primitives._ranked import check_ranked, moved
@@ -61,7 +62,7 @@ def bind_sort(
 def _abstract(x, *payload, axis, order, indices, values):
     check_ranked("sort", x, payload, axis, order)
     dims = tuple(range(x.ndim))
-    index = _order.index_dtype(x.shape[axis])
+    index = place_dtype(x.shape[axis])
     outs = [Out(x.shape, v.dtype, dims) for v in (x, *payload)]
     return wanted([outs[0], Out(x.shape, index, dims), *outs[1:]], indices, values)
 

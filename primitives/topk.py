@@ -16,6 +16,7 @@ from jax import lax
 
 from jaxtile.errors import TileShapeError, TileTypeError, TileValueError, message
 from jaxtile.primitives import _best, _order
+from jaxtile.primitives._bits import below, place_dtype
 from jaxtile.primitives._define import Out, define, new_primitive
 from jaxtile.primitives._operands import batch_fibres
 from jaxtile.primitives._ranked import check_ranked, moved
@@ -62,6 +63,27 @@ def bind_topk(
     )
 
 
+def check_k(k, size) -> None:
+    """Refuse a k that is not known to be in [0, size].
+
+    Raises:
+        TileValueError: so.
+    """
+    if k >= 0 and below(k, size + 1):
+        return
+    way_out = "Pass min(k, size)."
+    if not isinstance(size, int):
+        way_out = f'Export with that known: constraints=["{size} >= {k}"].'
+    raise TileValueError(
+        message(
+            "topk",
+            expected=f"k in [0, {size}], the size of the axis",
+            got=str(k),
+            way_out=way_out,
+        )
+    )
+
+
 def _check_count(count, fibres):
     if count.shape != fibres:
         raise TileShapeError(
@@ -86,20 +108,12 @@ def _check_count(count, fibres):
 def _abstract(x, *rest, axis, k, order, counted):
     payload = rest[: len(rest) - counted]
     check_ranked("topk", x, payload, axis, order)
-    if not 0 <= k <= x.shape[axis]:
-        raise TileValueError(
-            message(
-                "topk",
-                expected=f"k in [0, {x.shape[axis]}], the size of the axis",
-                got=str(k),
-                way_out="Pass min(k, size).",
-            )
-        )
+    check_k(k, x.shape[axis])
     if counted:
         _check_count(rest[-1], x.shape[:axis] + x.shape[axis + 1 :])
     shape = x.shape[:axis] + (k,) + x.shape[axis + 1 :]
     dims = tuple(-1 if d == axis else d for d in range(x.ndim))
-    index = _order.index_dtype(x.shape[axis])
+    index = place_dtype(x.shape[axis])
     dtypes = [x.dtype, index, *(v.dtype for v in payload)]
     return [Out(shape, d, dims) for d in dtypes]
 
@@ -108,7 +122,7 @@ def _reference(x, *rest, axis, k, order, counted, platform=""):
     payload = rest[: len(rest) - counted]
     values = [jnp.moveaxis(v, axis, -1) for v in (x, *payload)]
     shape = (*values[0].shape[:-1], k)
-    index = jnp.zeros(shape, _order.index_dtype(x.shape[axis]))
+    index = jnp.zeros(shape, place_dtype(x.shape[axis]))
     if index.size:
         index = _best.best(values[0], order, k, platform)
     wanted = None

@@ -148,3 +148,15 @@ def test_policies_are_values():
     for _ in range(2):
         run(jnp.ones((3, 4)), jnp.ones((4, 5)), jt.MmaPolicy(input_precision="tf32"))
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_constant_zero_seed_is_added_as_any_other(k):
+    kept = jt.MmaPolicy(allow_reassociation=False)
+    a, b = jnp.full((1, k), -1.0), jnp.zeros((k, 1))  # every product is -0.0
+
+    def seeded(a, b):
+        return [jt.mma(a, b, c, kept) for c in (0.0, jnp.zeros((1, 1)), -0.0)]
+
+    for found in (seeded(a, b), jax.jit(seeded)(a, b)):
+        assert [bool(jnp.signbit(z[0, 0])) for z in found] == [False, False, True]

@@ -157,6 +157,42 @@ def test_gradients_inside_shard_map(mesh, name):
     np.testing.assert_allclose(got, jax.grad(loss)(_X), rtol=1e-4, atol=1e-4)
 
 
+def _squares(i, j):
+    return i, (j * j) % 4
+
+
+def _square_by_a_loop(i, j):
+    return i, jax.lax.fori_loop(0, 1, lambda _, c: (c * c) % 4, j)
+
+
+@pytest.mark.parametrize("f", [_squares, _square_by_a_loop])
+@pytest.mark.parametrize("fill", [None, 7.0])
+def test_coordinates_that_are_not_affine_inside_shard_map(mesh, f, fill):
+    def local(x):
+        return jt.reindex(x, x.shape, f, fill)
+
+    call = jax.shard_map(local, in_specs=P("rows"), out_specs=P("rows"))
+    got = jax.jit(call)(_put(mesh, _X, "rows", None))
+    np.testing.assert_array_equal(got, _X[:, np.arange(_X.shape[1]) ** 2 % 4])
+
+
+def test_constants_of_a_derivative_vary_as_its_operands(mesh):
+    def loss(x):
+        m = jt.segment_reduce(x, jnp.arange(x.shape[1]) % 2, 2, jt.welford, axis=1)
+        f = jt.segment_reduce(
+            x, jnp.arange(x.shape[1]) % 2, 2, jt.welford, axis=1, policy="fold_left"
+        )
+        return jnp.sum(m.m2 + f.m2)
+
+    call = jax.shard_map(jax.grad(loss), in_specs=P("rows"), out_specs=P("rows"))
+    got = jax.jit(call)(_put(mesh, _X, "rows", None))
+    want = 0 * _X
+    for k in range(2):
+        part = _X[:, k::2]
+        want[:, k::2] = 4 * (part - part.mean(1, keepdims=True))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_shard_map_of_mixed_varying_operands(mesh):
     def local(x, seed):
         total = jt.reduce(x, 1, jt.add, init=seed, where=_MASK[0])

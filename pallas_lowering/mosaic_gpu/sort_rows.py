@@ -22,6 +22,7 @@ from jaxtile.pallas_lowering.mosaic_gpu._launch import Program, launch
 from jaxtile.pallas_lowering.mosaic_gpu._ops import type_of
 from jaxtile.pallas_lowering.mosaic_gpu._region import Region, convert
 from jaxtile.primitives import _order
+from jaxtile.primitives._bits import place_dtype
 from jaxtile.primitives._order import Order, unsigned_of
 
 WARPS = 4
@@ -265,7 +266,7 @@ def sort_rows(
     """
     rows, n = x.shape
     keys = Keys(x.dtype, order)
-    index = _order.index_dtype(n)
+    index = place_dtype(n)
     outs = [jax.ShapeDtypeStruct(x.shape, x.dtype)] * values
     outs += [jax.ShapeDtypeStruct(x.shape, index)] * indices
 

@@ -1,0 +1,70 @@
+"""Values of which XLA's algebra knows nothing, at no cost in the compiled code.
+
+XLA rewrites what it knows: a constant, a sum's or a quotient's operands. What hides a value
+from it is gone before the code is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxtile._jax_private import placed_like
+from jaxtile.primitives._define import PLATFORM
+
+
+def guard(product):
+    """A product that no compiler fuses with a sum."""
+    # A select that no compiler can fold stands between the product and an add, so that
+    # the two cannot become one fused multiply-add. optimization_barrier and
+    # reduce_precision do not hold on every jax line.
+    return jnp.where(product == product, product, jnp.full_like(product, jnp.nan))
+
+
+def truth_of(like):
+    """An array of True, shaped as `like`, that XLA does not know to be one.
+
+    No place along an axis is -1, but a barrier keeps that number until XLA has done its
+    algebra. A barrier on the whole array would keep what is around it from being fused,
+    and for scalars that are broadcast XLA has rules: a scalar's truth is of the scalar,
+    which vmap may batch.
+    """
+    like = jnp.asarray(like)
+    axes = [d for d, n in enumerate(like.shape) if isinstance(n, int) and 1 < n < 2**31]
+    if not axes:
+        return placed_like(
+            lax.optimization_barrier((like == like) | (like != like)), like
+        )
+    place = lax.broadcasted_iota(np.int32, like.shape, axes[-1])
+    return placed_like(place != lax.optimization_barrier(jnp.int32(-1)), like)
+
+
+def unknown(values: Sequence) -> list:
+    """Equally shaped arrays of which XLA's algebra knows nothing: x + 0.0 would be x."""
+    if PLATFORM.get() != "cpu":
+        return list(values)
+    floats = [v for v in values if is_float(v)]
+    truth = truth_of(floats[0]) if floats else None
+    return [kept(v, truth) if is_float(v) else v for v in values]
+
+
+def unknown_seed(init: Sequence) -> list:
+    """`unknown` of a seed's leaves, which are small, on every platform."""
+    if PLATFORM.get() == "cpu":
+        return unknown(init)
+    return list(map(lax.optimization_barrier, init))
+
+
+def is_float(x) -> bool:
+    """Whether a value is of floats."""
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def kept(x, truth):
+    """x, of which XLA's algebra knows nothing."""
+    if truth is None:
+        return guard(x)
+    return jnp.where(truth, x, jnp.asarray(np.nan, jnp.result_type(x)))
