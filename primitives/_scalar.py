@@ -30,7 +30,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxtile._jax_private import align_varying, placed_like
 from jaxtile.primitives._define import PLATFORM
-from jaxtile.primitives._unknown import guard, is_float, kept, truth_of
+from jaxtile.primitives._unknown import guard, hidden, is_float, kept, truth_of
 from jaxtile.primitives.cast import cast_p
 from jaxtile.reducers import value_key
 
@@ -45,6 +45,8 @@ _SUMS = frozenset({"add", "sub"})
 QUOTIENTS = frozenset({"div"})
 # The results that XLA looks through.
 REWRITTEN = QUOTIENTS | _SUMS | _PRODUCTS | {"exp", "exp2", "log", "sqrt", "rsqrt"}
+# As last op they stay in the open: XLA fuses them into a reduction, and maps hide operands.
+_LAST = frozenset({"exp", "exp2"})
 # The ops in which XLA looks at constant operands; it takes the sign of -0.0 for 0.0.
 _HIDDEN = _SUMS | {"sign"}
 # Loops and branches hold functions that are not called in their place.
@@ -109,28 +111,20 @@ def _bind(eqn, values, truth, keeps, fixed):
     floating = bool(values) and is_float(values[0])  # no values: a symbolic size
     hides = truth is not None and floating
     if hides and name in _HIDDEN:
-        values = [
-            kept(v, truth) if f else v for v, f in zip(values, fixed, strict=True)
-        ]
-    elif name == "div" and floating and PLATFORM.get() == "cpu":
-        values = _over_unknown(*values)
+        values = [hidden(v) if f else v for v, f in zip(values, fixed, strict=True)]
+    elif hides and name == "div":
+        # XLA multiplies by the rounded reciprocal of a divisor that it knows, even where
+        # it knows the dividend as well, and by the divisor of a dividend.
+        values = [kept(v, truth) for v in values]
     # Inside shard_map a constant varies along no axis, and operands along the same.
     outs = eqn.primitive.bind(*align_varying(values), **eqn.params)
     outs = list(outs) if eqn.primitive.multiple_results else [outs]
-    # A sum of values that it does not know is nothing to XLA.
-    keep = floating and name in keeps and not (hides and name in _SUMS)
+    # Of unknown values a sum is nothing to XLA, a quotient what the next op hides.
+    keep = floating and name in keeps
+    keep = keep and not (hides and (name in _SUMS or keeps == QUOTIENTS))
     if not keep:
         return outs
-    return [guard(v) if name == "div" else kept(v, truth) for v in outs]
-
-
-def _over_unknown(a, b):
-    """Operands of a division, the divisor none that XLA knows unless it knows both.
-
-    It multiplies by the rounded reciprocal of a constant, but divides two constants as
-    it should. Where a is NaN so is the quotient, whatever divides it.
-    """
-    return [a, jnp.where(a == a, b, jnp.asarray(np.nan, jnp.result_type(a)))]
+    return [guard(v) if truth is None else hidden(v) for v in outs]
 
 
 def _needs_truth(jaxpr: Jaxpr, keeps: frozenset) -> bool:
@@ -139,7 +133,7 @@ def _needs_truth(jaxpr: Jaxpr, keeps: frozenset) -> bool:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         fixed = [isinstance(v, Literal) or v not in varying for v in eqn.invars]
-        if name in keeps - QUOTIENTS or (name in _HIDDEN and any(fixed)):
+        if name == "div" or name in keeps or (name in _HIDDEN and any(fixed)):
             return True
         if any(_needs_truth(inner, keeps) for inner in inner_jaxprs(eqn)):
             return True
@@ -206,7 +200,7 @@ def equation(eqn, values, exposed=True, truth=None, keeps=REWRITTEN, fixed=None)
         return [_divide(*values)]
     if name == "convert_element_type":
         return [convert(values[0], dtype)]
-    asks = name in keeps - QUOTIENTS or (name in _HIDDEN and any(fixed))
+    asks = name == "div" or name in keeps or (name in _HIDDEN and any(fixed))
     if truth is None and PLATFORM.get() == "cpu" and asks:
         truth = truth_of(max(values, key=np.ndim))
     if dtype in _NARROW and name not in _EXACT:
@@ -253,6 +247,7 @@ def _replay(jaxpr: Jaxpr, consts, args, way: _Way, known=None, settles=True) -> 
         return env[atom]
 
     exposed = _exposed(jaxpr, way.opaque)
+    used = {v for e in jaxpr.eqns for v in e.invars if not isinstance(v, Literal)}
     for eqn in jaxpr.eqns:
         values = [read(v) for v in eqn.invars]
         fixed = [isinstance(v, Literal) or v not in varying for v in eqn.invars]
@@ -261,7 +256,9 @@ def _replay(jaxpr: Jaxpr, consts, args, way: _Way, known=None, settles=True) -> 
             outs = _loop(eqn, _settled(values, fixed, way), way)
         elif inner is None:
             here = not exposed.isdisjoint(eqn.outvars)
-            outs = equation(eqn, values, here, way.truth, way.keeps, fixed)
+            last = settles and used.isdisjoint(eqn.outvars)
+            keeps = way.keeps - _LAST if last else way.keeps
+            outs = equation(eqn, values, here, way.truth, keeps, fixed)
         else:
             outs = _replay(*as_closed(inner), values, way, fixed, settles=False)
         env.update(zip(eqn.outvars, outs, strict=True))
@@ -274,7 +271,7 @@ def _replay(jaxpr: Jaxpr, consts, args, way: _Way, known=None, settles=True) -> 
 def _settled(values, fixed, way: _Way) -> list:
     """Values of which XLA knows none."""
     return [
-        kept(v, way.truth) if f and way.truth is not None and is_float(v) else v
+        hidden(v) if f and way.truth is not None and is_float(v) else v
         for v, f in zip(values, fixed, strict=True)
     ]
 

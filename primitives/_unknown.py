@@ -27,7 +27,7 @@ def guard(product):
 def truth_of(like):
     """An array of True, shaped as `like`, that XLA does not know to be one.
 
-    No place along an axis is -1, but a barrier keeps that number until XLA has done its
+    No place along an axis is below 0, but a barrier keeps that number until XLA has done its
     algebra. A barrier on the whole array would keep what is around it from being fused,
     and for scalars that are broadcast XLA has rules: a scalar's truth is of the scalar,
     which vmap may batch.
@@ -39,15 +39,32 @@ def truth_of(like):
             lax.optimization_barrier((like == like) | (like != like)), like
         )
     place = lax.broadcasted_iota(np.int32, like.shape, axes[-1])
-    return placed_like(place != lax.optimization_barrier(jnp.int32(-1)), like)
+    return placed_like(place >= lax.optimization_barrier(jnp.int32(0)), like)
+
+
+def hidden(x):
+    """A float of which XLA's algebra knows nothing but that scalars may be broadcast."""
+    true = lax.optimization_barrier(jnp.asarray(True))
+    x = jnp.asarray(x)
+    return lax.select(true, x, jnp.full_like(x, jnp.nan))
 
 
 def unknown(values: Sequence) -> list:
-    """Equally shaped arrays of which XLA's algebra knows nothing: x + 0.0 would be x."""
+    """Values of which XLA's algebra knows nothing on the CPU: x + 0.0 would be x."""
     if PLATFORM.get() != "cpu":
         return list(values)
+    return [hidden(v) if is_float(v) else v for v in values]
+
+
+def unknown_operands(values: Sequence) -> list:
+    """`unknown` of a map's equally shaped operands, even where all of them are constants.
+
+    XLA would fold such a map at compile time, by other routines than it runs.
+    """
     floats = [v for v in values if is_float(v)]
-    truth = truth_of(floats[0]) if floats else None
+    if PLATFORM.get() != "cpu" or not floats:
+        return list(values)
+    truth = truth_of(floats[0])
     return [kept(v, truth) if is_float(v) else v for v in values]
 
 
@@ -64,7 +81,5 @@ def is_float(x) -> bool:
 
 
 def kept(x, truth):
-    """x, of which XLA's algebra knows nothing."""
-    if truth is None:
-        return guard(x)
+    """x, of which XLA's algebra knows nothing, by what `truth_of` made."""
     return jnp.where(truth, x, jnp.asarray(np.nan, jnp.result_type(x)))

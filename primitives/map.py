@@ -36,7 +36,7 @@ from jaxtile.primitives._scalar import (
     inner_jaxpr,
     trace,
 )
-from jaxtile.primitives._unknown import unknown
+from jaxtile.primitives._unknown import unknown_operands
 from jaxtile.primitives.map_linear import (
     batch_aligned,
     has_tangent,
@@ -298,7 +298,7 @@ def _reference(*arrays, region, platform=""):
     order = jax.tree.structure(arrays)
     closed, _ = trace(region.fn, order, tuple(v.dtype for v in arrays))
     if computes(as_closed(closed)[0]):
-        arrays = unknown(arrays)
+        arrays = unknown_operands(arrays)
     return jax.tree.leaves(evaluate(region.fn, *arrays, keeps=REWRITTEN))
 
 

@@ -22,7 +22,7 @@ from jaxtile import _jax_private
 from jaxtile.errors import TileShapeError, message
 from jaxtile.primitives._define import Out, define, zero_tangent
 from jaxtile.primitives._scalar import evaluate
-from jaxtile.primitives._unknown import unknown
+from jaxtile.primitives._unknown import unknown_operands
 
 
 def map_linear(coefficients, tangents, terms, dtypes) -> list:
@@ -62,7 +62,7 @@ def _sum_terms(terms, dtypes, split, *scalars):
 
 def _reference(*arrays, terms, dtypes, split, platform=""):
     fn = functools.partial(_sum_terms, terms, dtypes, split)
-    return evaluate(fn, *unknown(arrays))
+    return evaluate(fn, *unknown_operands(arrays))
 
 
 def _jvp(primals, tangents, *, terms, dtypes, split):

@@ -41,7 +41,7 @@ from jaxtile.primitives._define import Out, define, zero_tangent
 from jaxtile.primitives._scalar import convert, evaluate
 from jaxtile.primitives._storage import nearest
 from jaxtile.primitives._tangent import float_tangent
-from jaxtile.primitives._unknown import unknown, unknown_seed
+from jaxtile.primitives._unknown import unknown_operands, unknown_seed
 from jaxtile.primitives.map import Region, _results, map_p
 from jaxtile.primitives.map_linear import has_tangent
 
@@ -127,7 +127,7 @@ def _reference(*operands, roles, policy, acc, seeded, region, out, platform=""):
     z = _contract.contract(a, b, c, roles, policy, acc, platform)
     if region is not None:
         scalars = [jnp.broadcast_to(s, z.shape) for s in scalars]
-        (z,) = jax.tree.leaves(evaluate(region.fn, *unknown([*scalars, z])))
+        (z,) = jax.tree.leaves(evaluate(region.fn, *unknown_operands([*scalars, z])))
     return [convert(z, out)]
 
 
