@@ -50,10 +50,15 @@ def hidden(x):
 
 
 def unknown(values: Sequence) -> list:
-    """Values of which XLA's algebra knows nothing on the CPU: x + 0.0 would be x."""
+    """Arrays of which XLA's algebra knows nothing on the CPU: x + 0.0 would be x."""
     if PLATFORM.get() != "cpu":
         return list(values)
-    return [hidden(v) if is_float(v) else v for v in values]
+    return [_unknown_array(v) if is_float(v) else v for v in values]
+
+
+def _unknown_array(x):
+    # A flag of one element is known as soon as the barrier is gone.
+    return lax.optimization_barrier(x) if x.size == 1 else hidden(x)
 
 
 def unknown_operands(values: Sequence) -> list:
@@ -69,9 +74,7 @@ def unknown_operands(values: Sequence) -> list:
 
 
 def unknown_seed(init: Sequence) -> list:
-    """`unknown` of a seed's leaves, which are small, on every platform."""
-    if PLATFORM.get() == "cpu":
-        return unknown(init)
+    """A seed's leaves, which are small, of which XLA's algebra knows nothing."""
     return list(map(lax.optimization_barrier, init))
 
 
