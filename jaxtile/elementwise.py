@@ -26,6 +26,7 @@ def map(fn: Callable[..., Any], *values: Any) -> Any:
 
     Every op inside fn is done as written and rounds its result, in every fusion: no
     compiler makes a * b + c one fused step, a / b / c one quotient or (a + c) - c an a.
+    Off the CPU a constant zero that is added may leave -0.0 as it is.
     Derivatives of any order come from fn's forward derivative.
 
     Args:

@@ -300,13 +300,10 @@ def _loop(eqn, values, way: _Way) -> list:
 
 def has_control(jaxpr: Jaxpr) -> bool:
     """Whether there are loops or branches in a scalar jaxpr or what it calls."""
-    for eqn in jaxpr.eqns:
-        inner = inner_jaxpr(eqn)
-        if eqn.primitive.name in LOOPS or (
-            inner is not None and has_control(as_closed(inner)[0])
-        ):
-            return True
-    return False
+    return any(
+        eqn.primitive.name in LOOPS or any(map(has_control, inner_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
 
 
 def inlined(closed: Any, args: Sequence) -> list:

@@ -1,7 +1,7 @@
-"""Values of which XLA's algebra knows nothing, at no cost in the compiled code.
+"""Values of which XLA's algebra knows nothing.
 
-XLA rewrites what it knows: a constant, a sum's or a quotient's operands. What hides a value
-from it is gone before the code is made.
+XLA rewrites what it knows: a constant, a sum's or a quotient's operands. On the CPU what
+hides a value from it is gone before the code is made; `guard` stays in the code.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
 SUBLANES, LANES = 8, 128
-_LAST = np.int32(np.iinfo(np.int32).max)
+LAST = np.int32(np.iinfo(np.int32).max)
 
 # The planes of 8 rows of a tile.
 Group = tuple
@@ -86,7 +86,7 @@ def first_of_columns(groups: Sequence[Group], k: int) -> list[Group]:
         best = _inserted(best, group)[:count]
     if len(best) < count:
         empty = tuple(
-            jnp.full_like(v, _LAST if leaf < 2 else 0) for leaf, v in enumerate(best[0])
+            jnp.full_like(v, LAST if leaf < 2 else 0) for leaf, v in enumerate(best[0])
         )
         best += [empty] * (count - len(best))
     for step in (4, 2, 1):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -22,6 +21,7 @@ from jaxtile.pallas_lowering._sort import exchanged, refuse_length
 from jaxtile.pallas_lowering.tpu import BACKEND
 from jaxtile.pallas_lowering.tpu._columns import (
     LANES,
+    LAST,
     SUBLANES,
     first_of_columns,
     sort_columns,
@@ -35,7 +35,6 @@ _WORDS = ("float32", "int32", "uint32")
 _LEAST = (SUBLANES, LANES)
 # Columns are written out: what the compiler takes in a few seconds.
 _LONGEST_COLUMN, _MOST_FIRST, _MOST_STEPS = 256, 16, 1024
-_LAST = np.int32(np.iinfo(np.int32).max)
 # Fewer rows leave most of a transposed register empty.
 _FEWEST_ROWS = 64
 
@@ -127,7 +126,7 @@ def _column_tile(values, axis, order, length, run, k) -> list:
     place = lax.broadcasted_iota(jnp.int32, columns[0].shape, 0)
     rank = ranks_of(columns[0], order)
     if length < place.shape[0]:
-        rank = jnp.where(place < length, rank, _LAST)
+        rank = jnp.where(place < length, rank, LAST)
     planes = [rank, place, *columns]
     groups = [
         tuple(v[i : i + SUBLANES] for v in planes)
@@ -189,7 +188,7 @@ def _ordered(values, axis, order, k) -> list:
     padded = [_pad(v, axis, n, 0) for v in values]
     run = _run_of_columns(shape, axis, n, k)
     if run is None:
-        rank = _pad(ranks_of(values[0], order), axis, n, _LAST)
+        rank = _pad(ranks_of(values[0], order), axis, n, LAST)
         place = lax.broadcasted_iota(jnp.int32, rank.shape, axis)
         planes = _network([rank, place, *padded], axis)
         planes = [lax.slice_in_dim(v, 0, k, axis=axis) for v in planes]
