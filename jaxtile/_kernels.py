@@ -88,7 +88,7 @@ def _long_softmax(nest: Nest, x, y, block, width):
 
     scale = 1.0 / state[1]
 
-    @nest.pipeline(x.shape[1], width)
+    @nest.pipeline(x.shape[1], width, reverse=True)
     def _(cols):
         e = elementwise.exp(_wide(x.tile(rows, cols)) - state[0])
         y.tile(rows, cols).store(cast(e * scale, y.dtype))
@@ -103,7 +103,8 @@ def _pieces(nest: Nest, x, block, width, init, step):
     )
 
     def each(body):
-        nest.pipeline(x.shape[1], width)(lambda c: body(c, _wide(x.tile(rows, c))))
+        again = nest.pipeline(x.shape[1], width, reverse=True)
+        again(lambda c: body(c, _wide(x.tile(rows, c))))
 
     return rows, state, each
 

@@ -24,7 +24,7 @@ def _launched(launches, body, out_type, **params):
         with targets.mesh("NVIDIA H200", 132, "gpu"):
             text = targets.printed(kernel, inputs, "cuda")
         launches.append((*params["grid"], params.get("num_threads", 1)))
-        machine = simt.Machine(simt.module_of(text))
+        machine = simt.Machine(simt.module_of(text), whole=True)
 
         def run(*arrays):
             return machine.run(list(map(np.asarray, arrays)), out_type)

@@ -26,9 +26,11 @@ class Machine(Values, Flow):
 
     Args:
         text: the module.
+        whole: all of it is our code, no Pallas body.
     """
 
-    def __init__(self, text):
+    def __init__(self, text, whole=False):
+        self.whole = whole
         self.context = mlir.make_ir_context()
         self.context.allow_unregistered_dialects = True
         with self.context:
@@ -171,6 +173,13 @@ class Machine(Values, Flow):
         self._barrier(None)
         return []
 
+    def op_nvvm_barrier(self, op, number, threads):
+        assert (threads == WARPGROUP).all()
+        own = np.arange(self.threads) // WARPGROUP + 1
+        assert (number == own)[self.mask].all(), "the barrier of another warpgroup"
+        self._barrier(WARPGROUP)
+        return []
+
     def op_nvvm_bar_warp_sync(self, op, members):
         self._barrier(WARP)
         return []
@@ -186,6 +195,8 @@ class Machine(Values, Flow):
     def op_llvm_inline_asm(self, op, *args):
         text = op.attributes["asm_string"].value
         if "bar.sync" in text:
+            # LLVM may move it into the branches of a condition, where it never ends.
+            assert not self.whole, "a barrier that is not convergent"
             self._barrier(WARPGROUP)
         name = text.split()[0]
         if name == "div.rn.f32":

@@ -22,9 +22,6 @@ from jaxlib.mlir.dialects import arith, gpu, llvm, memref, vector
 from jaxtile._jax_private import MOST_WARPGROUPS
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 
-# Threads of a warpgroup.
-WARPGROUP = 128
-
 
 class Digit(NamedTuple):
     """A digit of a logical axis: its dimension in the exploded array, and its place."""
@@ -238,7 +235,7 @@ class Thread:
         count: how many they are: a warpgroup, or all of a CTA.
     """
 
-    def __init__(self, words: Any, count: int = WARPGROUP):
+    def __init__(self, words: Any, count: int = th.WARPGROUP):
         self.count = count
         self.number = th.divided(th.thread_in_block(), count)[1]
         self.warp, self.lane = th.divided(self.number, th.WARP)
@@ -246,8 +243,8 @@ class Thread:
 
     def barrier(self) -> None:
         """Wait for all of them."""
-        if self.count == WARPGROUP:
-            utils.warpgroup_barrier()
+        if self.count == th.WARPGROUP:
+            th.warpgroup_barrier()
         else:
             th.barrier()
 
@@ -289,7 +286,7 @@ class Thread:
 # How many values of each thread cross warps at once, and the bytes that takes.
 EXCHANGED = 4
 _ALIGNED = 16
-EXCHANGE_BYTES = EXCHANGED * WARPGROUP * 8
+EXCHANGE_BYTES = EXCHANGED * th.WARPGROUP * 8
 
 
 def scratch_of_warpgroup(module: Any, bytes_each: int, several: bool) -> ir.Value:

@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import arith, gpu, llvm, nvvm, scf, vector
 from jaxtile.pallas_lowering.mosaic_gpu._ops import type_of
 from jaxtile.pallas_lowering.mosaic_gpu._region import known
 
-WARP = 32
+WARP, WARPGROUP = 32, 128
 _INT = arith.CmpIPredicate
 
 
@@ -346,3 +346,14 @@ def warp_barrier() -> None:
 def barrier() -> None:
     """Wait for all threads of the CTA."""
     gpu.barrier()
+
+
+def warpgroup_barrier() -> None:
+    """Wait for all threads of the warpgroup.
+
+    The op, unlike text of it in inline assembly, is convergent: LLVM must not move it
+    into the branches of one condition before and after it, where it never ends.
+    """
+    # Barrier 0 is the CTA's.
+    number = arith.addi(divided(thread_in_block(), WARPGROUP)[0], i32(1))
+    nvvm.barrier(barrier_id=number, number_of_threads=i32(WARPGROUP))

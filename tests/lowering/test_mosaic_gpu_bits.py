@@ -240,9 +240,9 @@ def test_two_warpgroups_share_no_scratch(call):
 
 @pytest.mark.parametrize("call", [_STAGED, _CROSSING], ids=str)
 def test_the_machine_sees_a_missing_barrier(call, monkeypatch):
-    from jax.experimental.mosaic.gpu import utils
+    from jaxtile.pallas_lowering.mosaic_gpu import _thread
 
-    monkeypatch.setattr(utils, "warpgroup_barrier", lambda: None)
+    monkeypatch.setattr(_thread, "warpgroup_barrier", lambda: None)
     with pytest.raises(AssertionError, match="race"):
         _simulate(call)
 
