@@ -12,8 +12,9 @@ from jaxtile import activations, catalogue, elementwise, formats
 from jaxtile.casting import cast
 from jaxtile.contraction import mma
 from jaxtile.dims import Dim
-from jaxtile.kernels import Kernel, Nest, kernel
+from jaxtile.kernels import Kernel, Nest, Window, kernel
 from jaxtile.reduction import reduce
+from jaxtile.tile import Tile
 
 # Rows of an instance of the kernels that work on rows.
 _ROWS = 8
@@ -73,40 +74,52 @@ def softmax(nest: Nest, x, y, *, block=_ROWS, width=None):
     y.tile(rows, cols).store(cast(e * scale, y.dtype))
 
 
-def _long_softmax(nest: Nest, x, y, block, width):
-    rows = nest.parallel(x.shape[0], block)
-    zero = nest.zeros(rows, formats.accumulator(x.dtype))
-    # A finite start: after a piece that is all -inf the sum is 0, not NaN.
-    lowest = float(jnp.finfo(zero.dtype).min)
+def _pieces(nest: Nest, x, block, width, init, step):
+    """The rows of an instance, the last state of their pieces, and what walks them again.
 
-    @nest.pipeline(x.shape[1], width, init=(zero + lowest, zero))
-    def state(cols, s):
+    The second walk begins with the piece that is at hand, and goes back through those that
+    a cache has seen last.
+    """
+    rows, dim = nest.parallel(x.shape[0], block), Dim("piece")
+
+    def at(start):
+        return _wide(x.tile(rows, Window(start, dim, width))).array
+
+    def first(cols, s):
         t = _wide(x.tile(rows, cols))
+        return step(t, cols, s[0]), t.array
+
+    start = init(nest.zeros(rows, formats.accumulator(x.dtype)))
+    start = start, jnp.zeros_like(at(0))
+    state, last = nest.pipeline(x.shape[1], width, init=start)(first)
+
+    def each(body):
+        def again(cols, array):
+            following = at(cols.start - width)
+            body(cols, Tile(array, (rows.dim, cols.dim)))
+            return following
+
+        nest.pipeline(x.shape[1], width, init=last, reverse=True)(again)
+
+    return rows, state, each
+
+
+def _long_softmax(nest: Nest, x, y, block, width):
+    def start(zero):
+        # A finite start: after a piece that is all -inf the sum is 0, not NaN.
+        return zero + float(jnp.finfo(zero.dtype).min), zero
+
+    def seen(t, cols, s):
         high = catalogue.maximum(s[0], reduce(t, cols.dim, catalogue.maximum))
         more = reduce(elementwise.exp(t - high), cols.dim, catalogue.add)
         return high, s[1] * elementwise.exp(s[0] - high) + more
 
-    scale = 1.0 / state[1]
+    rows, (high, total), each = _pieces(nest, x, block, width, start, seen)
+    scale = 1.0 / total
 
-    @nest.pipeline(x.shape[1], width, reverse=True)
-    def _(cols):
-        e = elementwise.exp(_wide(x.tile(rows, cols)) - state[0])
-        y.tile(rows, cols).store(cast(e * scale, y.dtype))
-
-
-def _pieces(nest: Nest, x, block, width, init, step):
-    """The rows of an instance, the last state of their pieces, and what walks them."""
-    rows = nest.parallel(x.shape[0], block)
-    start = init(nest.zeros(rows, formats.accumulator(x.dtype)))
-    state = nest.pipeline(x.shape[1], width, init=start)(
-        lambda c, s: step(_wide(x.tile(rows, c)), c, s)
-    )
-
-    def each(body):
-        again = nest.pipeline(x.shape[1], width, reverse=True)
-        again(lambda c: body(c, _wide(x.tile(rows, c))))
-
-    return rows, state, each
+    @each
+    def _(cols, t):
+        y.tile(rows, cols).store(cast(elementwise.exp(t - high) * scale, y.dtype))
 
 
 @kernel(out=_same, tuned=_SHARING)

@@ -46,12 +46,16 @@ def _wide(ref: Any) -> Any:
     return cast(tile, formats.accumulator(tile.dtype))
 
 
+def _exp(z):
+    """exp(z) as a power of 2: off by |z| units in the last place, at half the cost."""
+    return jnp.exp2(z * math.log2(math.e))
+
+
 def _sigmoid(z):
     """1 / (1 + exp(-z)), the reciprocal as the square of a root's."""
     # Below, exp(-z) is infinite, and the derivative of its root no number.
     least = -700.0 if z.dtype == jnp.float64 else -87.0
-    z = jnp.where(z < least, least, z)
-    root = lax.rsqrt(1.0 + jnp.exp(-z))
+    root = lax.rsqrt(1.0 + _exp(-jnp.maximum(z, least)))
     return root * root
 
 
@@ -72,20 +76,25 @@ def _rest(log_a, a):
 def _step(x, decay, gate, slow):
     """h_t as a_t h_(t-1) + b_t: the pair (a_t, b_t)."""
     log_a = slow * _sigmoid(decay)
-    a = jnp.exp(log_a)
-    return a, jnp.sqrt(_rest(log_a, a)) * (x * _sigmoid(gate))
+    a = _exp(log_a)
+    w = _rest(log_a, a)
+    # A root that is rounded correctly costs a call.
+    root = w * lax.rsqrt(jnp.maximum(w, _LEAST))
+    return a, root * (x * _sigmoid(gate))
 
 
-def _kept(decay, slow):
-    """a_t."""
-    return jnp.exp(slow * _sigmoid(decay))
+def _pulled(decay, slow, dy):
+    """g_t = a_t dh_t as a_t g_(t+1) + a_t dy_t: the pair (a_t, a_t dy_t)."""
+    a = _exp(slow * _sigmoid(decay))
+    return a, a * dy
 
 
-def _back(x, decay, gate, slow, dh, before):
-    """dx, ddecay, dgate, and what dslow sums; before is h_(t-1)."""
+def _back(x, decay, gate, slow, dy, later, before):
+    """dx, ddecay, dgate, and what dslow sums; later is g_(t+1), before h_(t-1)."""
+    dh = dy + later
     r, i = _sigmoid(decay), _sigmoid(gate)
     log_a = slow * r
-    a = jnp.exp(log_a)
+    a = _exp(log_a)
     w = _rest(log_a, a)
     inverse = lax.rsqrt(jnp.maximum(w, _LEAST))
     up = dh * (w * inverse) * i
@@ -158,8 +167,8 @@ def recurrence_back(nest: Nest, *views, block=128, lanes=128, ahead=False):
     batch, lane = nest.parallel(x.shape[0]), nest.parallel(x.shape[2], lanes)
     slow = _RATE * activations.softplus(_wide(rate.tile(lane)))
     zero = nest.zeros(lane, slow.dtype)
-    # a_(t+1), and h_(t-1) as it was stored: rounded, where x is
-    given = [(decay, 1), (dy, 0), (x, 0), (decay, 0), (gate, 0), (y, -1)]
+    # h_(t-1) as it was stored: rounded, where x is
+    given = [(x, 0), (decay, 0), (gate, 0), (dy, 0), (y, -1)]
     steps = _Steps(given, batch, lane, block, ahead)
     last = (x.shape[1] - 1) // block * block
 
@@ -167,13 +176,12 @@ def recurrence_back(nest: Nest, *views, block=128, lanes=128, ahead=False):
         x.shape[1], block, init=(zero, zero, steps.following(last)), reverse=True
     )
     def state(time, s):
-        after, up, *now, before = steps.now(time, s[2])
+        *now, dy_t, before = steps.now(time, s[2])
         then = steps.following(time.start - block)
-        # dh_t = dy_t + a_(t+1) dh_(t+1)
-        element = elementwise.map(_kept, after, slow), up
-        options = {"direction": "reverse", "return_final": True, "init": (1.0, s[0])}
-        dh, first = scan(element, time.dim, affine, **options)
-        found = elementwise.map(_back, *now, slow, dh, before)
+        element = elementwise.map(_pulled, now[1], slow, dy_t)
+        options = {"direction": "reverse", "exclusive": True, "return_final": True}
+        later, first = scan(element, time.dim, affine, init=(1.0, s[0]), **options)
+        found = elementwise.map(_back, *now, slow, dy_t, later, before)
         for view, value in zip((dx, ddecay, dgate), found, strict=False):
             view.tile(batch, time, lane).store(cast(value, view.dtype))
         return first[1], s[1] + reduce(found[3], time.dim, catalogue.add), then

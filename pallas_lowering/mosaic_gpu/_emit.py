@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from jaxtile.pallas_lowering._elementwise import _sum_terms
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
@@ -301,8 +300,6 @@ class Emitter:
         buffer = self.program.inputs[place.number]
         out = np.empty(grid.counts, object)
         for index, offset, inside in runs:
-            if inside is not None:  # the array's first elements are always there
-                offset = arith.select(inside, offset, th.i64(0))
             for k, value in enumerate(buffer.load(offset, count)):
                 if inside is not None:
                     value = th.select(inside, value, fill.item())

@@ -13,6 +13,7 @@ from jaxlib.mlir.dialects import arith
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._body import Place
 from jaxtile.pallas_lowering.mosaic_gpu._ops import type_of
+from jaxtile.pallas_lowering.mosaic_gpu._region import known
 from jaxtile.pallas_lowering.mosaic_gpu._spread import Grid, both, neighbours
 
 
@@ -28,8 +29,9 @@ def runs_of(
         starts: the first coordinate along each of the array's axes.
 
     Returns:
-        For each run the index of its first scalar, its offset, and whether it lies in
-        the array (None: it surely does); and how many scalars a run has.
+        For each run the index of its first scalar, its offset (that of an element of
+        the array in any case), and whether it lies in the array (None: it surely does);
+        and how many scalars a run has.
     """
     strides = [
         math.prod([p.extent for p in place.pieces[k + 1 :]])
@@ -38,15 +40,18 @@ def runs_of(
     base, sides, lone = first, [], None
     lines, along = list(grid.lines), []
     for piece, array, stride in zip(place.pieces, starts, strides, strict=True):
-        start = array.item()
+        start, ragged = array.item(), piece.ragged
+        if ragged and _is_one(start, piece):
+            whole, ragged = _within(start, piece), False
+            # Of one that is outside the first is addressed instead.
+            lone, start = both(lone, whole), arith.select(whole, start, th.i32(0))
         base = arith.addi(base, _times(start, stride))
         if piece.dim is None:
-            lone = both(lone, _within(start, piece) if piece.ragged else None)
             continue
         line = lines.pop(0)
         base = arith.addi(base, _times(line.mine, stride))
         flags = list(line.padding)
-        if piece.ragged:
+        if ragged:
             spots = range(len(flags))
             some = [_within(arith.addi(start, line.at(k)), piece) for k in spots]
             flags = [both(a, b) for a, b in zip(flags, some, strict=True)]
@@ -61,8 +66,33 @@ def runs_of(
         pairs = zip(grid.lines, where, along, strict=True)
         fixed = sum(v.fixed(w) * s for v, w, s in pairs)
         offset = arith.addi(base, th.i64(fixed)) if fixed else base
-        found.append((index, offset, both(lone, inside[index])))
+        some = inside[index]
+        if some is not None:
+            offset = arith.select(some, offset, th.i64(0))
+        found.append((index, offset, both(lone, some)))
     return found, count
+
+
+def _is_one(start: ir.Value, piece: Any) -> bool:
+    """Whether a piece lies in the array wholly or not at all."""
+    if piece.dim is None:
+        return True
+    return piece.extent % piece.size == 0 and divisor(start) % piece.size == 0
+
+
+def divisor(value: ir.Value) -> int:
+    """What an integer is surely a multiple of; 0 of a zero."""
+    number, op = known(value), value.owner
+    if number is not None:
+        return abs(int(number))
+    if not isinstance(op, ir.Operation | ir.OpView):
+        return 1
+    name, each = op.name.removeprefix("arith."), [divisor(v) for v in op.operands]
+    if name in ("addi", "subi", "minsi", "maxsi"):
+        return math.gcd(*each)
+    if name == "muli":
+        return math.prod(each)
+    return each[0] if name in ("extsi", "trunci") else 1
 
 
 def _times(value: ir.Value, stride: int) -> ir.Value:

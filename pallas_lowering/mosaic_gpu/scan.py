@@ -18,7 +18,7 @@ from jaxtile.pallas_lowering.mosaic_gpu._shown import Shown
 from jaxtile.pallas_lowering.mosaic_gpu._source import Reader
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra
 from jaxtile.pallas_lowering.mosaic_gpu.scan_columns import Walk
-from jaxtile.policy import Kind
+from jaxtile.policy import Kind, Transform
 from jaxtile.primitives import _prefix
 from jaxtile.primitives.scan import scan_p
 
@@ -80,7 +80,9 @@ class Scan:
         """Digit by digit."""
         block = self.block
         places, order = block.places(arrays, self.masked), block.order
-        if block.sizes.fold:
+        # Where any grouping will do, the chain has the fewest merges.
+        regroups = block.policy.permits(Transform.REGROUP)
+        if block.sizes.fold or (regroups and dg.in_thread(order)):
             before, after, last = self._folded(arrays, places, order)
         else:
             states = dg.each(lambda p: self.algebra.element(*p), places)
