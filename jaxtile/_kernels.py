@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,9 +13,8 @@ from jaxtile import activations, catalogue, elementwise, formats
 from jaxtile.casting import cast
 from jaxtile.contraction import mma
 from jaxtile.dims import Dim
-from jaxtile.kernels import Kernel, Nest, Window, kernel
+from jaxtile.kernels import Kernel, Nest, kernel
 from jaxtile.reduction import reduce
-from jaxtile.tile import Tile
 
 # Rows of an instance of the kernels that work on rows.
 _ROWS = 8
@@ -39,7 +39,28 @@ def _widest(*operands: Any) -> Any:
 _LONGEST = 16384
 
 
-def _by_rows(size: int, longer: dict[str, int]) -> dict[str, Any]:
+def _padded(cols: int) -> int:
+    return 1 << (cols - 1).bit_length()
+
+
+def _of_elements(count: int, longer: dict[int, tuple[int, int]]) -> Callable:
+    """Sizes for Mosaic GPU, measured on an H200.
+
+    Args:
+        count: elements of an instance, where rows are short.
+        longer: pieces of longer rows, and warps, by the bytes of an element.
+    """
+
+    def sizes(x: Any, *rest: Any) -> dict[str, int]:
+        if x.shape[1] <= _LONGEST:
+            return {"block": max(1, count // _padded(x.shape[1]))}
+        width, warps = longer[min(4, x.dtype.itemsize)]
+        return {"block": 1, "width": width, "num_warps": warps}
+
+    return sizes
+
+
+def _of_bytes(size: int, longer: dict[str, int]) -> Callable:
     """Sizes for Triton, measured on an H200.
 
     Args:
@@ -48,22 +69,24 @@ def _by_rows(size: int, longer: dict[str, int]) -> dict[str, Any]:
     """
 
     def sizes(x: Any, *rest: Any) -> dict[str, int]:
-        cols = x.shape[1]
-        if cols > _LONGEST:
+        if x.shape[1] > _LONGEST:
             return longer
-        row = x.dtype.itemsize << (cols - 1).bit_length()
-        return {"block": max(1, size // row)}
+        return {"block": max(1, size // (x.dtype.itemsize * _padded(x.shape[1])))}
 
-    return {"triton": sizes}
+    return sizes
 
 
-_LONG = {"block": 1, "width": 1024, "num_warps": 1}
-_BY_ROWS = _by_rows(8192, _LONG)
+_ALONE = _of_bytes(8192, {"block": 1, "width": 1024, "num_warps": 1})
 # Rows side by side share the weight and the bias, which are as long as they.
-_SHARING = _by_rows(16384, {"block": 4, "width": 1024, "num_warps": 4})
+_SHARING = _of_bytes(16384, {"block": 4, "width": 1024, "num_warps": 4})
 
 
-@kernel(out=_same, tuned=_BY_ROWS)
+def _tuned(count: int, narrow: tuple[int, int], triton: Callable) -> dict[str, Any]:
+    mosaic = _of_elements(count, {2: narrow, 4: (16384, 16)})
+    return {"mosaic_gpu": mosaic, "triton": triton}
+
+
+@kernel(out=_same, tuned=_tuned(4096, (4096, 4), _ALONE))
 def softmax(nest: Nest, x, y, *, block=_ROWS, width=None):
     if width is not None:
         return _long_softmax(nest, x, y, block, width)
@@ -74,55 +97,44 @@ def softmax(nest: Nest, x, y, *, block=_ROWS, width=None):
     y.tile(rows, cols).store(cast(e * scale, y.dtype))
 
 
-def _pieces(nest: Nest, x, block, width, init, step):
-    """The rows of an instance, the last state of their pieces, and what walks them again.
-
-    The second walk begins with the piece that is at hand, and goes back through those that
-    a cache has seen last.
-    """
-    rows, dim = nest.parallel(x.shape[0], block), Dim("piece")
-
-    def at(start):
-        return _wide(x.tile(rows, Window(start, dim, width))).array
-
-    def first(cols, s):
-        t = _wide(x.tile(rows, cols))
-        return step(t, cols, s[0]), t.array
-
-    start = init(nest.zeros(rows, formats.accumulator(x.dtype)))
-    start = start, jnp.zeros_like(at(0))
-    state, last = nest.pipeline(x.shape[1], width, init=start)(first)
-
-    def each(body):
-        def again(cols, array):
-            following = at(cols.start - width)
-            body(cols, Tile(array, (rows.dim, cols.dim)))
-            return following
-
-        nest.pipeline(x.shape[1], width, init=last, reverse=True)(again)
-
-    return rows, state, each
-
-
 def _long_softmax(nest: Nest, x, y, block, width):
-    def start(zero):
-        # A finite start: after a piece that is all -inf the sum is 0, not NaN.
-        return zero + float(jnp.finfo(zero.dtype).min), zero
+    rows = nest.parallel(x.shape[0], block)
+    zero = nest.zeros(rows, formats.accumulator(x.dtype))
+    # A finite start: after a piece that is all -inf the sum is 0, not NaN.
+    lowest = float(jnp.finfo(zero.dtype).min)
 
-    def seen(t, cols, s):
+    @nest.pipeline(x.shape[1], width, init=(zero + lowest, zero))
+    def state(cols, s):
+        t = _wide(x.tile(rows, cols))
         high = catalogue.maximum(s[0], reduce(t, cols.dim, catalogue.maximum))
         more = reduce(elementwise.exp(t - high), cols.dim, catalogue.add)
         return high, s[1] * elementwise.exp(s[0] - high) + more
 
-    rows, (high, total), each = _pieces(nest, x, block, width, start, seen)
-    scale = 1.0 / total
+    scale = 1.0 / state[1]
 
-    @each
-    def _(cols, t):
-        y.tile(rows, cols).store(cast(elementwise.exp(t - high) * scale, y.dtype))
+    @nest.pipeline(x.shape[1], width, reverse=True)
+    def _(cols):
+        e = elementwise.exp(_wide(x.tile(rows, cols)) - state[0])
+        y.tile(rows, cols).store(cast(e * scale, y.dtype))
 
 
-@kernel(out=_same, tuned=_SHARING)
+def _pieces(nest: Nest, x, block, width, init, step):
+    """The rows of an instance, the last state of their pieces, and what walks them."""
+    rows = nest.parallel(x.shape[0], block)
+    start = init(nest.zeros(rows, formats.accumulator(x.dtype)))
+    state = nest.pipeline(x.shape[1], width, init=start)(
+        lambda c, s: step(_wide(x.tile(rows, c)), c, s)
+    )
+
+    def each(body):
+        # Back through what a cache has seen last.
+        again = nest.pipeline(x.shape[1], width, reverse=True)
+        again(lambda c: body(c, _wide(x.tile(rows, c))))
+
+    return rows, state, each
+
+
+@kernel(out=_same, tuned=_tuned(4096, (8192, 8), _SHARING))
 def layer_norm(nest: Nest, x, weight, bias, y, *, eps, block=_ROWS, width=None):
     if width is not None:
         return _long_layer_norm(nest, x, weight, bias, y, eps, block, width)
@@ -162,7 +174,7 @@ def _long_layer_norm(nest: Nest, x, weight, bias, y, eps, block, width):
         y.tile(rows, cols).store(cast(out, y.dtype))
 
 
-@kernel(out=_same, tuned=_BY_ROWS)
+@kernel(out=_same, tuned=_tuned(8192, (16384, 16), _ALONE))
 def rms_norm(nest: Nest, x, weight, y, *, eps, block=_ROWS, width=None):
     if width is not None:
         return _long_rms_norm(nest, x, weight, y, eps, block, width)
