@@ -182,7 +182,9 @@ def _pairs(line, backward, axis):
     if line[0][0][0].shape[axis] == 1:
         a, b = line[0::2], line[1::2]
         return (b, a) if backward else (a, b)
-    split = functools.partial(_apply, functools.partial(halves, backward=backward, axis=axis))
+    split = functools.partial(
+        _apply, functools.partial(halves, backward=backward, axis=axis)
+    )
     sides = []
     for states, valid in line:
         flags = split(valid) or (None, None)

@@ -176,6 +176,22 @@ def test_any_grouping_of_prefixes_is_one_scan(direction):
     assert ("reverse = true" in text) == (direction != "prefix")
 
 
+# XLA moves the transpose of a tile up through all that made it, once for every use.
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("policy", [p.name for p in jt.policy.ALL])
+@pytest.mark.parametrize("op", ["reduce", "scan"])
+def test_a_tile_is_combined_along_the_axis_where_it_is(op, policy, axis):
+    def fn(mask, x):
+        return getattr(jt, op)(x, axis, jt.argmax, where=mask, policy=policy)
+
+    shape = (16, 32, 4)
+    text = _scanned(fn, targets.spec(shape, "bool"), targets.spec(shape))
+    turned = re.findall(r"tt\.trans .*: tensor<(\w+)x\w+> ->", text)
+    assert all(len(sizes.split("x")) > len(shape) for sizes in turned)  # pairs alone
+    splits = {("reduce", "fixed_tree"), ("reduce", "ordered_tree")}
+    assert bool(turned) == ((op, policy) in splits | {("scan", "fixed_tree")})
+
+
 def test_fixed_prefixes_sweep_up_and_down():
     def fn(x):
         return jt.scan(x, 1, jt.add, policy="fixed_tree")
