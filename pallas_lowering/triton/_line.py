@@ -6,9 +6,7 @@ Element i of the line lies in piece i // extent at place i % extent, so that a l
 tile in registers, or many loads of one element for each fibre, or both. Taking neighbours
 apart and weaving them together (`tt.split`, `tt.join`) moves bits and computes nothing.
 
-A tile is combined along the axis where it is. XLA's Triton compiler moves a transpose up
-through all elementwise ops before it and shares none of them, so that the time to compile
-is exponential in what made the tile. It stops at splits, joins, reductions and loops.
+A tile is combined along the axis where it is, for what a transpose costs see _turn.py.
 
 Everything here is plain jax on arrays too.
 """
@@ -131,12 +129,6 @@ def weave(a, b, backward=False, axis=-1):
         )
     pairs = lax.concatenate([a[..., None], b[..., None]], a.ndim)
     return jnp.moveaxis(pairs, -1, axis + 1).reshape(wide)
-
-
-def held(v):
-    """The same values, past which no transpose moves up."""
-    axis = int(np.argmax(v.shape))
-    return v if v.size == 1 else weave(*halves(v, axis=axis), axis=axis)
 
 
 def columns(v, axis=-1) -> list:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxtile.pallas_lowering._elementwise import refuse_cast, refuse_region
-from jaxtile.pallas_lowering.triton import BACKEND, TRAITS, _line
+from jaxtile.pallas_lowering.triton import BACKEND, TRAITS, _line, _turn
 from jaxtile.pallas_lowering.triton._launch import viewed, why_too_large
 from jaxtile.primitives import _fold
 from jaxtile.primitives._operands import unpack
@@ -29,7 +29,7 @@ def unpacked(spec, operands, axes, seeded, masked):
     def lined(v):
         if adjacent:
             return v.reshape(*v.shape[:axis], -1, *v.shape[axis + len(axes) :])
-        return _fold.collapse(_line.held(v), axes)
+        return _fold.collapse(_turn.hold(v), axes)
 
     elements = [lined(_line.guard(v)) for v in elements]
     mask = None if mask is None else lined(mask)
