@@ -8,6 +8,7 @@ place of the result along the axis; a target of a scatter is a masked reduce.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -118,7 +119,7 @@ def gather_values(x, index, fill, *, axis, batch):
     return [_values(jnp.where(ok, found, other), x.dtype)]
 
 
-def reindex_values(x, *fills, coordinates, guards, shape):
+def reindex_values(x, *fills, coordinates, guards, shape, turn=lax.transpose):
     """The rule of reindex, on values: one axis after the other."""
     words = _words(x)
     for d, c in enumerate(coordinates):
@@ -136,7 +137,7 @@ def reindex_values(x, *fills, coordinates, guards, shape):
     if len(labels) < words.ndim:
         words = words.reshape([shape[k] for k in labels])
     if labels != sorted(labels):
-        words = lax.transpose(words, np.argsort(labels).tolist())
+        words = turn(words, np.argsort(labels).tolist())
     words = lax.broadcast_in_dim(words, tuple(shape), tuple(sorted(labels)))
     for fill, guard in zip(fills[::-1], guards[::-1], strict=True):
         other = lax.broadcast_in_dim(_words(fill), tuple(shape), range(fill.ndim))
@@ -191,12 +192,18 @@ def _empty(*shapes) -> str | None:
     return None
 
 
-def define_exchange(backend: Backend, traits: Traits, movable: Callable) -> None:
+def define_exchange(
+    backend: Backend,
+    traits: Traits,
+    movable: Callable,
+    turn: Callable = lax.transpose,
+) -> None:
     """Register the rules of reindex, gather and scatter with a backend.
 
     Args:
         backend, traits: whose.
         movable: why a value of this type is not moved bit for bit there, or None.
+        turn: its `lax.transpose`.
     """
 
     def operands(avals):
@@ -244,7 +251,8 @@ def define_exchange(backend: Backend, traits: Traits, movable: Callable) -> None
         )
 
     backend.traces(gather_p, refuse_gather)(gather_values)
-    backend.traces(reindex_p, refuse_reindex)(reindex_values)
+    reindex_rule = functools.partial(reindex_values, turn=turn)
+    backend.traces(reindex_p, refuse_reindex)(reindex_rule)
     backend.traces(scatter_p, refuse_scatter)(scatter_values)
 
 

@@ -40,6 +40,7 @@ class Unit(NamedTuple):
         promotes: `(run, a, b, dims, every) -> z`, sums of groups; None where K cannot be
             divided in a kernel.
         chain: as `_contract.chain`, where it is not the fold of all products at once.
+        turn: its `lax.transpose`.
     """
 
     loose: Callable
@@ -48,6 +49,7 @@ class Unit(NamedTuple):
     most: int
     promotes: Callable | None = None
     chain: Callable | None = None
+    turn: Callable = lax.transpose
 
 
 def _times(x, y):
@@ -83,7 +85,7 @@ def mma_values(unit: Unit, operands: Sequence, params: dict) -> list:
     elif unit.chain is not None and _contract.is_chain(policy, acc):
         z = unit.chain(a, b, c, dims, policy, acc)
     else:
-        z = _summed(a, b, c, dims, policy, acc)
+        z = _summed(unit, a, b, c, dims, policy, acc)
     if params["region"] is not None:
         wide = [jnp.broadcast_to(s, z.shape) for s in scalars]
         (z,) = map_p.bind(*wide, z, region=params["region"])
@@ -105,7 +107,7 @@ def _layout(dims: Dims, labels: Sequence[int]) -> tuple[list, list]:
     return order, [every.index(d) for d in order]
 
 
-def _summed(a, b, c, dims: Dims, policy, acc):
+def _summed(unit: Unit, a, b, c, dims: Dims, policy, acc):
     """The products, K in front, and their sum by the backend's reduce."""
     sizes = dims.sizes(a.shape, b.shape)
     shape = tuple(sizes[d] for d in (*dims.contracted, *dims.out))
@@ -114,7 +116,7 @@ def _summed(a, b, c, dims: Dims, policy, acc):
         order, places = _layout(dims, labels)
         x = _contract.chain_input(x, policy, acc)
         turn = [labels.index(d) for d in order]
-        x = x if turn == sorted(turn) else lax.transpose(x, turn)
+        x = x if turn == sorted(turn) else unit.turn(x, turn)
         wide.append(lax.broadcast_in_dim(x, shape, places))
     (z,) = map_p.bind(*wide, region=_PRODUCT)
     if not dims.contracted:

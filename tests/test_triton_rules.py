@@ -5,6 +5,7 @@ What only Triton shows is in tests/lowering and tests/device.
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ TILE = {reduce_p: triton_reduce._reduce, scan_p: triton_scan._scan}
 WHOLE = {reduce_p: triton_reduce.reduce_arrays, scan_p: triton_scan.scan_arrays}
 _DIRECTIONS = ("prefix", "suffix", "reverse")
 _SHAPES = [(2, 21), (21, 2), (19, 5), (1, 5)]
+_TILES = [((2, 16), 1), ((16, 2), 0), ((2, 16, 2), 1), ((2, 4), 0), ((16, 1), 0)]
 
 
 @pytest.fixture
@@ -104,18 +106,22 @@ def _check_scan(rules, name, policy, direction, shape, axis):
             same_bits(shown, expected)
 
 
+def _tile(*key):
+    return _TILES[rng_of(*key).integers(len(_TILES))]
+
+
 @pytest.mark.parametrize("policy", STRICT)
 @pytest.mark.parametrize("name", REDUCERS)
 def test_reduce_of_a_tile(name, policy):
     if legal(name, policy):
-        _check_reduce(TILE, name, policy, (2, 16), 1)
+        _check_reduce(TILE, name, policy, *_tile(name, policy))
 
 
 @pytest.mark.parametrize(("name", "policy"), list(itertools.product(REDUCERS, STRICT)))
 def test_scan_of_a_tile(name, policy):
     if legal(name, policy):
         direction = _DIRECTIONS[rng_of(name, policy).integers(3)]
-        _check_scan(TILE, name, policy, direction, (2, 16), 1)
+        _check_scan(TILE, name, policy, direction, *_tile(name, policy, "scan"))
 
 
 @pytest.mark.parametrize("policy", STRICT)
@@ -150,6 +156,35 @@ def test_reduce_of_arrays_over_several_axes(small, axes):
         return jt.reduce(x, axes, jt.add, policy="fixed_tree")
 
     (got,) = through(WHOLE, run, x)
+    same_bits(got, run(jnp.asarray(x)))
+
+
+@pytest.mark.parametrize("policy", STRICT)
+@pytest.mark.parametrize("axes", [(0, 1), (1, 2), (0, 2), (0, 1, 2)])
+def test_reduce_of_a_tile_over_several_axes(axes, policy):
+    x = rng_of(axes).standard_normal((2, 4, 8)).astype(np.float32)
+
+    def run(x):
+        return (
+            jt.reduce(x, axes, jt.add, policy=policy, init=0.5),
+            jt.reduce(x, axes, jt.argmax, policy=policy, where=x < 0),
+        )
+
+    got = through(TILE, run, x)
+    for g, w in zip(got, jax.tree.leaves(run(jnp.asarray(x))), strict=True):
+        same_bits(g, w)
+
+
+@pytest.mark.parametrize("op", ["reduce", "scan"])
+@pytest.mark.parametrize("policy", ["unordered_tree", "ordered_tree"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_any_tree_of_tiles_of_integers(op, policy, axis):
+    x = rng_of(op, policy).integers(-(2**31), 2**31, (8, 16)).astype(np.int32)
+
+    def run(x):
+        return getattr(jt, op)(x, axis, jt.add, policy=policy, where=x > 0)
+
+    (got,) = through(TILE, run, x)
     same_bits(got, run(jnp.asarray(x)))
 
 

@@ -20,8 +20,10 @@ from jaxtile.primitives._spec import Spec
 _WRITTEN_OUT = 8
 
 
-def fold(spec: Spec, elements: Sequence, mask, carry, right=False, backward=False):
-    """The strict chain along the last axis from a piece of one element.
+def fold(
+    spec: Spec, elements: Sequence, mask, carry, right=False, backward=False, axis=-1
+):
+    """The strict chain along an axis from a piece of one element.
 
     Args:
         spec: the reducer.
@@ -30,36 +32,37 @@ def fold(spec: Spec, elements: Sequence, mask, carry, right=False, backward=Fals
         carry: the state to start from, and its flag.
         right: a right fold: from the last element, each step on the left.
         backward: the elements run from the axis's end.
+        axis: the ordered one.
 
     Returns:
         The last state and its flag.
     """
-    n = elements[0].shape[-1]
+    n = elements[0].shape[axis]
     down = right != backward
     if n <= _WRITTEN_OUT:
-        return _written_out(spec, elements, mask, carry, right, down)
-    place = _line.places(elements[0].shape)
+        return _written_out(spec, elements, mask, carry, right, down, axis)
+    place = _line.places(elements[0].shape, axis)
 
     def body(i, carry):
         here = place == (n - 1 - i if down else i)
-        element = [_line.take(v, here) for v in elements]
-        there = None if mask is None else _line.take(mask, here)
+        element = [_line.take(v, here, axis) for v in elements]
+        there = None if mask is None else _line.take(mask, here, axis)
         return _fold.advance(spec, carry[0], carry[1], element, there, right)
 
     return lax.fori_loop(np.int32(0), np.int32(n), body, carry)
 
 
-def _written_out(spec, elements, mask, carry, right, down):
-    steps = list(zip(*map(_line.columns, elements), strict=True))
-    flags = [None] * len(steps) if mask is None else _line.columns(mask)
+def _written_out(spec, elements, mask, carry, right, down, axis):
+    steps = list(zip(*(_line.columns(v, axis) for v in elements), strict=True))
+    flags = [None] * len(steps) if mask is None else _line.columns(mask, axis)
     chain = list(zip(steps, flags, strict=True))
     for element, there in reversed(chain) if down else chain:
         carry = _fold.advance(spec, carry[0], carry[1], element, there, right)
     return carry
 
 
-def fold_scan(spec: Spec, elements, mask, carry, first, backward=False):
-    """The states of the strict chain along the last axis, and its last one.
+def fold_scan(spec: Spec, elements, mask, carry, first, backward=False, axis=-1):
+    """The states of the strict chain along an axis, and its last one.
 
     Args:
         spec: the reducer.
@@ -67,13 +70,14 @@ def fold_scan(spec: Spec, elements, mask, carry, first, backward=False):
         carry: the state to start from, and its flag.
         first: leaves that exclusive prefixes start with; None for inclusive ones.
         backward: the axis runs from its end.
+        axis: the ordered one.
 
     Returns:
         Two pieces: the prefixes, and the state after all.
     """
     shape = elements[0].shape
-    n = shape[-1]
-    place = _line.places(shape)
+    n = shape[axis]
+    place = _line.places(shape, axis)
     outs = [jnp.broadcast_to(v, shape) for v in first or spec.filler(shape)]
     seen = None if carry[1] is None else jnp.zeros(shape, bool)
 
@@ -81,8 +85,8 @@ def fold_scan(spec: Spec, elements, mask, carry, first, backward=False):
         before, outs, seen = carry
         at = n - 1 - i if backward else i
         here = place == at
-        element = [_line.take(v, here) for v in elements]
-        there = None if mask is None else _line.take(mask, here)
+        element = [_line.take(v, here, axis) for v in elements]
+        there = None if mask is None else _line.take(mask, here, axis)
         state, valid = _fold.advance(spec, before[0], before[1], element, there)
         if first is not None:
             here = place == (at - 1 if backward else at + 1)
@@ -96,24 +100,24 @@ def fold_scan(spec: Spec, elements, mask, carry, first, backward=False):
     return (outs, seen), last
 
 
-def nested_scan(spec: Spec, elements, mask, carry, first, backward=False):
+def nested_scan(spec: Spec, elements, mask, carry, first, backward=False, axis=-1):
     """Each prefix as a right fold of its own: quadratic, by definition.
 
     Args and returns as `fold_scan`; `carry` is one for every place.
     """
     shape = elements[0].shape
-    n = shape[-1]
-    place = _line.places(shape)
+    n = shape[axis]
+    place = _line.places(shape, axis)
 
     def body(k, carry):
         i = k if backward else n - 1 - k
         here = place == i
-        element = [jnp.broadcast_to(_line.take(v, here), shape) for v in elements]
+        element = [jnp.broadcast_to(_line.take(v, here, axis), shape) for v in elements]
         inside = place <= i if backward else place >= i
         if first is not None:
             inside &= ~here
         if mask is not None:
-            inside &= jnp.broadcast_to(_line.take(mask, here), shape)
+            inside &= jnp.broadcast_to(_line.take(mask, here, axis), shape)
         return _fold.advance(spec, carry[0], carry[1], element, inside, right=True)
 
     outs, seen = lax.fori_loop(np.int32(0), np.int32(n), body, carry)

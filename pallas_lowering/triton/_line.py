@@ -1,10 +1,12 @@
 """Lines: values along one axis in a Triton kernel, and the orders in which they combine.
 
 A line is a list of pieces, each a list of leaves and a flag leaf (or None: all exist).
-A leaf's last axis is the ordered one, of a power of two. Element i of the line lies in
-piece i // extent at place i % extent, so that a line is one tile in registers, or many
-loads of one element for each fibre, or both. Taking neighbours apart and weaving them
-together (`tt.split`, `tt.join`) moves bits and computes nothing.
+One axis of the leaves, the last unless said, is the ordered one, of a power of two.
+Element i of the line lies in piece i // extent at place i % extent, so that a line is one
+tile in registers, or many loads of one element for each fibre, or both. Taking neighbours
+apart and weaving them together (`tt.split`, `tt.join`) moves bits and computes nothing.
+
+A tile is combined along the axis where it is, for what a transpose costs see _turn.py.
 
 Everything here is plain jax on arrays too.
 """
@@ -94,33 +96,46 @@ def guard(v):
     return jnp.where(v == v, v, jnp.full_like(v, jnp.nan))
 
 
-def halves(v, backward=False):
-    """The even and the odd places of the last axis, the later ones first if backward."""
-    n = v.shape[-1]
-    pairs = v.reshape(*v.shape[:-1], n // 2, 2)
-    sides = lax.split(pairs, (1, 1), axis=pairs.ndim - 1)
-    a, b = (s.reshape(*v.shape[:-1], n // 2) for s in sides)
+def resized(shape, axis, *sizes) -> tuple:
+    """A shape with other sizes in the place of an axis."""
+    axis %= len(shape)
+    return (*shape[:axis], *sizes, *shape[axis + 1 :])
+
+
+def halves(v, backward=False, axis=-1):
+    """The even and the odd places of an axis, the later ones first if backward."""
+    axis, n = axis % v.ndim, v.shape[axis]
+    half = resized(v.shape, axis, n // 2)
+    if n == 2 and axis < v.ndim - 1:
+        # An axis that is whole is no obstacle to a transpose on its way up.
+        a, b = (take(v, places(v.shape, axis) == k, axis) for k in (0, 1))
+    else:
+        pairs = v.reshape(resized(v.shape, axis, n // 2, 2))
+        pairs = jnp.moveaxis(pairs, axis + 1, -1)
+        sides = lax.split(pairs, (1, 1), axis=pairs.ndim - 1)
+        a, b = (s.reshape(half) for s in sides)
     return (b, a) if backward else (a, b)
 
 
-def weave(a, b, backward=False):
+def weave(a, b, backward=False, axis=-1):
     """The inverse of `halves`."""
     a, b = (b, a) if backward else (a, b)
+    axis %= a.ndim
+    wide = resized(a.shape, axis, 2 * a.shape[axis])
     if a.size == 1:
         # XLA's Triton compiler (jax 0.11.2) dies at a `tt.join` of single elements.
-        wide = (*a.shape[:-1], 2)
         return jnp.where(
-            places(wide) == 0, *(jnp.broadcast_to(v, wide) for v in (a, b))
+            places(wide, axis) == 0, *(jnp.broadcast_to(v, wide) for v in (a, b))
         )
     pairs = lax.concatenate([a[..., None], b[..., None]], a.ndim)
-    return pairs.reshape(*a.shape[:-1], 2 * a.shape[-1])
+    return jnp.moveaxis(pairs, -1, axis + 1).reshape(wide)
 
 
-def columns(v) -> list:
-    """Each place of the last axis as an array of its own, which keeps an axis of 1."""
-    if v.shape[-1] == 1:
+def columns(v, axis=-1) -> list:
+    """Each place of an axis as an array of its own, which keeps an axis of 1."""
+    if v.shape[axis] == 1:
         return [v]
-    sides = [columns(side) for side in halves(v)]
+    sides = [columns(side, axis) for side in halves(v, axis=axis)]
     return [v for pair in zip(*sides, strict=True) for v in pair]
 
 
@@ -131,15 +146,21 @@ def from_columns(values: Sequence):
     return weave(from_columns(values[0::2]), from_columns(values[1::2]))
 
 
-def take(v, here):
-    """The one element of the last axis where `here` is true, in its own bits."""
+def take(v, here, axis=-1):
+    """The one element of an axis where `here` is true, in its own bits."""
     bits = v
     if jnp.issubdtype(v.dtype, jnp.floating):
         bits = lax.bitcast_convert_type(v, np.dtype(f"int{8 * v.dtype.itemsize}"))
     word = np.dtype("int64" if v.dtype.itemsize == 8 else "int32")
     wide = jnp.where(here, bits.astype(word), jnp.zeros(here.shape, word))
-    one = lax.reduce_sum(wide, (wide.ndim - 1,))[..., None].astype(bits.dtype)
+    one = _along(lax.reduce_sum, wide, axis).astype(bits.dtype)
     return one if bits is v else lax.bitcast_convert_type(one, v.dtype)
+
+
+def _along(reduction, v, axis):
+    """A reduction along an axis, which stays."""
+    axis %= v.ndim
+    return lax.expand_dims(reduction(v, (axis,)), (axis,))
 
 
 def _apply(fn, *values) -> Any:
@@ -149,11 +170,13 @@ def _apply(fn, *values) -> Any:
     return fn(*values)
 
 
-def _pairs(line, backward):
-    if line[0][0][0].shape[-1] == 1:
+def _pairs(line, backward, axis):
+    if line[0][0][0].shape[axis] == 1:
         a, b = line[0::2], line[1::2]
         return (b, a) if backward else (a, b)
-    split = functools.partial(_apply, functools.partial(halves, backward=backward))
+    split = functools.partial(
+        _apply, functools.partial(halves, backward=backward, axis=axis)
+    )
     sides = []
     for states, valid in line:
         flags = split(valid) or (None, None)
@@ -163,11 +186,12 @@ def _pairs(line, backward):
     )
 
 
-def _woven(a, b, pieces, backward):
+def _woven(a, b, pieces, backward, axis):
     if len(a) < pieces:
         a, b = (b, a) if backward else (a, b)
         return [piece for pair in zip(a, b, strict=True) for piece in pair]
-    both = functools.partial(_apply, functools.partial(weave, backward=backward))
+    whole = functools.partial(weave, backward=backward, axis=axis)
+    both = functools.partial(_apply, whole)
     return [
         (
             [both(x, y) for x, y in zip(u, v, strict=True)],
@@ -188,19 +212,19 @@ def _merged(spec, a, b):
     return [_fold.join(spec, *x, *y) for x, y in zip(a, b, strict=True)]
 
 
-def _extent(line) -> int:
-    return len(line) * line[0][0][0].shape[-1]
+def _extent(line, axis) -> int:
+    return len(line) * line[0][0][0].shape[axis]
 
 
-def tree(spec: Spec, line: Sequence[Piece], backward=False) -> Piece:
+def tree(spec: Spec, line: Sequence[Piece], backward=False, axis=-1) -> Piece:
     """The one piece of one element that `fixed_tree` makes of a line."""
-    while _extent(line) > 1:
-        left, right = _pairs(line, backward)
+    while _extent(line, axis) > 1:
+        left, right = _pairs(line, backward, axis)
         line = _merged(spec, left, right)
     return line[0]
 
 
-def fixed_scan(spec: Spec, line, before, backward=False, whole=None):
+def fixed_scan(spec: Spec, line, before, backward=False, whole=None, axis=-1):
     """What comes before each element of a line, and up to it, under `fixed_tree`.
 
     Args:
@@ -209,21 +233,22 @@ def fixed_scan(spec: Spec, line, before, backward=False, whole=None):
         before: the piece, of one element, before all of them.
         backward: the line runs from its end.
         whole: the piece up to their end, where that is part of a larger subtree.
+        axis: the ordered one.
 
     Returns:
         Two lines. Before the right of a pair is what is before the pair and its left;
         up to the right is what is up to the pair.
     """
-    if _extent(line) == 1:
+    if _extent(line, axis) == 1:
         return [before], [whole] if whole else _merged(spec, [before], line)
-    left, right = _pairs(line, backward)
+    left, right = _pairs(line, backward, axis)
     pairs = _merged(spec, left, right)
-    around = fixed_scan(spec, pairs, before, backward, whole)
+    around = fixed_scan(spec, pairs, before, backward, whole, axis)
     middle = _merged(spec, around[0], left)
     n = len(line)
     return (
-        _woven(around[0], middle, n, backward),
-        _woven(middle, around[1], n, backward),
+        _woven(around[0], middle, n, backward, axis),
+        _woven(middle, around[1], n, backward, axis),
     )
 
 
@@ -240,8 +265,8 @@ scan_region = _jax_private.triton_associative("scan", True, _plain_scan)
 reduce_region = _jax_private.triton_associative("reduce", False, _plain_reduce)
 
 
-def _combined(primitive, spec: Spec, states, valid, reverse=False) -> Piece:
-    """Triton's own reduction or scan of the last axis; a bool travels as an int32."""
+def _combined(primitive, spec: Spec, states, valid, axis, reverse=False) -> Piece:
+    """Triton's own reduction or scan of an axis; a bool travels as an int32."""
     k, bools = len(states), [v.dtype == bool for v in states]
     flags = [] if valid is None else [valid]
     leaves = [v.astype(np.int32) if v.dtype == bool else v for v in [*states, *flags]]
@@ -255,24 +280,26 @@ def _combined(primitive, spec: Spec, states, valid, reverse=False) -> Piece:
         done = [*done, *([] if seen is None else [seen])]
         return [v.astype(np.int32) if v.dtype == bool else v for v in done]
 
-    axis = states[0].ndim - 1
+    axis %= states[0].ndim
     outs = primitive.bind(*leaves, combine=combine, axis=axis, reverse=reverse)
     if primitive is reduce_region:
-        outs = [v[..., None] for v in outs]
+        outs = [lax.expand_dims(v, (axis,)) for v in outs]
     return states_of(outs)
 
 
-def any_tree(spec: Spec, states: Sequence, valid) -> Piece:
-    """One `tt.reduce` of a tile's last axis, in Triton's order."""
-    return _combined(reduce_region, spec, states, valid)
+def any_tree(spec: Spec, states: Sequence, valid, axis=-1) -> Piece:
+    """One `tt.reduce` of an axis of a tile, in Triton's order."""
+    return _combined(reduce_region, spec, states, valid, axis)
 
 
-def any_scan(spec: Spec, states: Sequence, valid, reverse=False) -> Piece:
-    """One `tt.scan` of a tile's last axis, grouped as Triton likes."""
-    return _combined(scan_region, spec, states, valid, reverse)
+def any_scan(spec: Spec, states: Sequence, valid, reverse=False, axis=-1) -> Piece:
+    """One `tt.scan` of an axis of a tile, grouped as Triton likes."""
+    return _combined(scan_region, spec, states, valid, axis, reverse)
 
 
-def total(spec: Spec, line, anyhow=False, backward=False, flagged=True) -> Piece:
+def total(
+    spec: Spec, line, anyhow=False, backward=False, flagged=True, axis=-1
+) -> Piece:
     """The one piece of one element that a tree policy makes of a line.
 
     What does not exist is an identity where that keeps every bit, so that no merge asks
@@ -284,6 +311,7 @@ def total(spec: Spec, line, anyhow=False, backward=False, flagged=True) -> Piece
         anyhow: any order will do.
         backward: the line runs from its end.
         flagged: it must be known whether anything existed.
+        axis: the ordered one.
 
     Returns:
         The piece.
@@ -294,15 +322,15 @@ def total(spec: Spec, line, anyhow=False, backward=False, flagged=True) -> Piece
         identity = spec.identity(line[0][0][0].shape)
         line = [(_fold.pick(v, states, identity), None) for states, v in line]
     if anyhow and len(line) == 1:
-        state, valid = any_tree(spec, line[0][0], line[0][1])
+        state, valid = any_tree(spec, line[0][0], line[0][1], axis)
     else:
-        state, valid = tree(spec, line, backward)
+        state, valid = tree(spec, line, backward, axis)
     if flags and exact and flagged:
         some = functools.reduce(lax.bitwise_or, flags).astype(np.int32)
-        valid = lax.reduce_max(some, (some.ndim - 1,))[..., None] > 0
+        valid = _along(lax.reduce_max, some, axis) > 0
     return state, valid
 
 
-def places(shape):
-    """The place of each element along the last axis."""
-    return lax.broadcasted_iota(np.int32, tuple(shape), len(shape) - 1)
+def places(shape, axis=-1):
+    """The place of each element along an axis."""
+    return lax.broadcasted_iota(np.int32, tuple(shape), axis % len(shape))

@@ -6,9 +6,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxtile.pallas_lowering._elementwise import refuse_cast, refuse_region
-from jaxtile.pallas_lowering.triton import BACKEND, TRAITS, _line
+from jaxtile.pallas_lowering.triton import BACKEND, TRAITS, _line, _turn
 from jaxtile.pallas_lowering.triton._launch import viewed, why_too_large
 from jaxtile.primitives import _fold
 from jaxtile.primitives._operands import unpack
@@ -16,19 +17,28 @@ from jaxtile.primitives._scalar import convert, trace
 
 
 def unpacked(spec, operands, axes, seeded, masked):
-    """Elements (the index last), seed and mask, with the ordered axis last.
+    """Elements (the index last), seed, mask, and the one axis that is ordered in them.
 
     A product in the kernel must not fuse with the first add of a merge: floats are
     guarded.
     """
     elements, init, mask = unpack(spec, operands, seeded, masked)
-    elements = [_line.guard(_fold.collapse(v, axes)) for v in elements]
-    mask = None if mask is None else _fold.collapse(mask, axes)
+    axis = axes[0] if axes else elements[0].ndim
+    adjacent = tuple(axes) == tuple(range(axis, axis + len(axes)))
+
+    def lined(v):
+        if adjacent:
+            return v.reshape(*v.shape[:axis], -1, *v.shape[axis + len(axes) :])
+        return _fold.collapse(_turn.hold(v), axes)
+
+    elements = [lined(_line.guard(v)) for v in elements]
+    mask = None if mask is None else lined(mask)
     shape = elements[0].shape
-    elements += _fold.index_leaf(spec, shape, len(shape) - 1)
+    axis = axis if adjacent else len(shape) - 1
+    elements += _fold.index_leaf(spec, shape, axis)
     if init is not None:
-        init = [_line.guard(v)[..., None] for v in init]
-    return elements, init, mask
+        init = [lax.expand_dims(_line.guard(v), (axis,)) for v in init]
+    return elements, init, mask, axis
 
 
 def settled(spec, state, valid):

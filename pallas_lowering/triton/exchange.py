@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from jaxtile.pallas_lowering._exchange import define_exchange
-from jaxtile.pallas_lowering.triton import BACKEND, TRAITS
+from jaxtile.pallas_lowering.triton import BACKEND, TRAITS, _turn
 
 
 def _movable(aval) -> str | None:
     return None
 
 
-define_exchange(BACKEND, TRAITS, _movable)
+define_exchange(BACKEND, TRAITS, _movable, _turn.turned)

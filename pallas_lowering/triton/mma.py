@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtile.pallas_lowering._mma import Unit, mma_values, refuse_mma
-from jaxtile.pallas_lowering.triton import BACKEND, TRAITS, _line
+from jaxtile.pallas_lowering._mma import Unit, by_unit, mma_values, refuse_mma
+from jaxtile.pallas_lowering.triton import BACKEND, TRAITS, _line, _turn
 from jaxtile.primitives import _contract
 from jaxtile.primitives.mma import mma_p
 
@@ -46,7 +46,7 @@ def _chain(a, b, c, dims, policy, acc):
         x = _contract.chain_input(x, policy, acc)
         order = [d for d in dims.out if d in labels]
         turn = [labels.index(d) for d in (*order, *dims.contracted)]
-        x = lax.transpose(x, turn) if turn != sorted(turn) else x
+        x = _turn.turned(x, turn)
         x = x.reshape(*x.shape[: len(order)], -1)
         sides.append((x, _line.places(x.shape), [dims.out.index(d) for d in order]))
 
@@ -67,6 +67,7 @@ UNIT = Unit(
     inputs=frozenset(("float8_e4m3fn", "float8_e5m2")),
     most=1 << 15,
     chain=_chain,
+    turn=_turn.turned,
 )
 
 
@@ -83,5 +84,18 @@ def _refuse(*avals, **params):
 
 
 @BACKEND.traces(mma_p, _refuse)
-def _mma(a, b, *rest, **params):
+def _mma(a, b, *rest, roles, **params):
+    if by_unit(UNIT, a, b, roles, params["policy"], params["acc"]):
+        a, b, roles = _facing(a, b, roles)
+    params["roles"] = roles
     return mma_values(UNIT, [_widened(a, b), _widened(b, a), *rest], params)
+
+
+def _facing(a, b, dims):
+    """K last in a and first in b: else jax's own rule turns each of their parts."""
+    (k,), left, right = dims.contracted, dims.a, dims.b
+    if left[-1] != k:
+        a, left = _turn.turned(a, (1, 0)), left[::-1]
+    if right[0] != k:
+        b, right = _turn.turned(b, (1, 0)), right[::-1]
+    return a, b, _contract.numbered(left, right, dims.out, dims.across)

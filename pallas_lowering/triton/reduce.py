@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+from jax import lax
 
 from jaxtile.pallas_lowering.triton import BACKEND, _folds, _line
 from jaxtile.pallas_lowering.triton._chain import run_chain, start_of
@@ -37,23 +38,25 @@ def _refuse(*avals, axes, **params):
 @BACKEND.traces(reduce_p, _refuse)
 def _reduce(*operands, spec, axes, policy, seeded, masked, finish, out):
     spec = _line.in_kernel(spec)
-    elements, init, mask = unpacked(spec, operands, axes, seeded, masked)
-    state, valid = combined(spec, elements, mask, init, policy)
+    elements, init, mask, axis = unpacked(spec, operands, axes, seeded, masked)
+    state, valid = combined(spec, elements, mask, init, policy, axis)
     state = settled(spec, state, valid)
     result = spec.finish(state) if finish else state
     return [
-        _line.guard(convert(v, d)).reshape(v.shape[:-1])
+        lax.squeeze(_line.guard(convert(v, d)), (axis,))
         for v, d in zip(result, out, strict=True)
     ]
 
 
-def combined(spec, elements, mask, init, policy):
+def combined(spec, elements, mask, init, policy, axis):
     """The piece of one element that a policy makes of a tile and its seed."""
     if policy.kind in (Kind.LEFT, Kind.RIGHT):
-        shape = (*elements[0].shape[:-1], 1)
+        shape = _line.resized(elements[0].shape, axis, 1)
         start = _fold.start(spec, shape, init, mask is not None)
-        return _folds.fold(spec, elements, mask, start, policy.kind is Kind.RIGHT)
-    piece = _line.total(spec, [(spec.lift(elements), mask)], _any_order(policy))
+        right = policy.kind is Kind.RIGHT
+        return _folds.fold(spec, elements, mask, start, right, axis=axis)
+    line = [(spec.lift(elements), mask)]
+    piece = _line.total(spec, line, _any_order(policy), axis=axis)
     return piece if init is None else _fold.join(spec, init, None, piece[0], piece[1])
 
 

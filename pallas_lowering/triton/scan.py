@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxtile.pallas_lowering.triton import BACKEND, _folds, _line
 from jaxtile.pallas_lowering.triton._chain import run_chain, start_of
@@ -52,67 +53,66 @@ def _scan(
     out,
 ):
     spec = _line.in_kernel(spec)
-    elements, init, mask = unpacked(spec, operands, (axis,), seeded, masked)
+    elements, init, mask, _ = unpacked(spec, operands, (axis,), seeded, masked)
     backward = direction != "prefix"
     if direction == "suffix":
         spec = replace(spec, swapped=True)
     tree = policy.kind in (Kind.TREE, Kind.FIXED)
     prefixes = trees if tree else chains
-    shown, last = prefixes(spec, elements, mask, init, backward, exclusive, policy)
+    order = backward, exclusive, policy, axis
+    shown, last = prefixes(spec, elements, mask, init, *order)
     states = settled(spec, *shown)
     results = spec.finish(states) if finish else states
-    place = elements[0].ndim - 1
-    outs = [
-        jnp.moveaxis(_line.guard(convert(v, d)), place, axis)
-        for v, d in zip(results, out, strict=True)
-    ]
+    outs = [_line.guard(convert(v, d)) for v, d in zip(results, out, strict=True)]
     if not final:
         return outs
     last = [_line.guard(v) for v in settled(spec, *last)]
-    return outs + [v.reshape(v.shape[:-1]) for v in last]
+    return outs + [lax.squeeze(v, (axis,)) for v in last]
 
 
-def trees(spec, elements, mask, init, backward, exclusive, policy):
+def trees(spec, elements, mask, init, backward, exclusive, policy, axis):
     """Prefixes of one tile, and what is up to its end, under a tree policy."""
     states = spec.lift(elements)
     shape = states[0].shape
     if init is None:
-        fibre = (*shape[:-1], 1)
+        fibre = _line.resized(shape, axis, 1)
         before = spec.filler(fibre), jnp.zeros(fibre, bool)
     else:
         before = init, None
     if exclusive or policy.kind is Kind.FIXED:
-        out, upto = _line.fixed_scan(spec, [(states, mask)], before, backward)
-        return (out if exclusive else upto)[0], _last(upto[0], backward)
-    upto = _line.any_scan(spec, states, mask, reverse=backward)
+        line = [(states, mask)]
+        out, upto = _line.fixed_scan(spec, line, before, backward, axis=axis)
+        return (out if exclusive else upto)[0], _last(upto[0], backward, axis)
+    upto = _line.any_scan(spec, states, mask, backward, axis)
     if init is not None:
         wide = [jnp.broadcast_to(v, shape) for v in init]
         upto = _fold.join(spec, wide, None, upto[0], upto[1])
-    return upto, _last(upto, backward)
+    return upto, _last(upto, backward, axis)
 
 
-def _last(piece, backward):
+def _last(piece, backward, axis):
     states, valid = piece
     shape = states[0].shape
-    here = _line.places(shape) == (0 if backward else shape[-1] - 1)
-    flag = None if valid is None else _line.take(valid, here)
-    return [_line.take(v, here) for v in states], flag
+    here = _line.places(shape, axis) == (0 if backward else shape[axis] - 1)
+    flag = None if valid is None else _line.take(valid, here, axis)
+    return [_line.take(v, here, axis) for v in states], flag
 
 
-def chains(spec, elements, mask, init, backward, exclusive, policy):
+def chains(spec, elements, mask, init, backward, exclusive, policy, axis):
     """Prefixes of one tile, and what is up to its end, under a fold policy."""
     shape = elements[0].shape
-    fibre = (*shape[:-1], 1)
+    fibre = _line.resized(shape, axis, 1)
     first = _fold.nothing(spec, init, fibre) if exclusive else None
     if policy.kind is not (Kind.LEFT if spec.swapped else Kind.RIGHT):
         start = _fold.start(spec, fibre, init, mask is not None)
-        return _folds.fold_scan(spec, elements, mask, start, first, backward)
+        return _folds.fold_scan(spec, elements, mask, start, first, backward, axis)
     start = _fold.start(spec, fibre, init, True)
-    last = _folds.fold(spec, elements, mask, start, True, backward)
+    last = _folds.fold(spec, elements, mask, start, True, backward, axis)
     wide = [jnp.broadcast_to(v, shape) for v in start[0]]
     flag = None if start[1] is None else jnp.broadcast_to(start[1], shape)
     carry = (wide, flag)
-    return _folds.nested_scan(spec, elements, mask, carry, first, backward), last
+    shown = _folds.nested_scan(spec, elements, mask, carry, first, backward, axis)
+    return shown, last
 
 
 def refuse_arrays(*avals, axis, policy, direction, **params):

@@ -124,9 +124,10 @@ def _both_in_kernel(name, policy, fn, arrays, exact):
     _compare(_in_kernel(fn, *arrays), on_cpu(fn, *arrays), name, policy, exact)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", REDUCERS)
-def test_reduce_and_scan_of_a_tile(name, policy):
+def test_reduce_and_scan_of_a_tile(name, policy, axis):
     if not _legal(name, policy):
         pytest.skip(f"{name} does not commute")
     reducer, leaves, exact = _drawn(name, (8, 64))
@@ -134,22 +135,23 @@ def test_reduce_and_scan_of_a_tile(name, policy):
     def fn(*leaves):
         x = _element(leaves)
         return (
-            jt.reduce(x, 1, reducer, policy=policy),
-            jt.scan(x, 1, reducer, policy=policy, return_final=True),
+            jt.reduce(x, axis, reducer, policy=policy),
+            jt.scan(x, axis, reducer, policy=policy, return_final=True),
         )
 
     _both_in_kernel(name, policy, fn, leaves, exact)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("direction", ["suffix", "reverse"])
 @pytest.mark.parametrize("policy", ["ordered_tree", "fixed_tree", "fold_left"])
 @pytest.mark.parametrize("name", ["add", "affine"])
-def test_directions_of_a_tile(name, policy, direction):
+def test_directions_of_a_tile(name, policy, direction, axis):
     reducer, leaves, exact = _drawn(name, (4, 32), direction)
 
     def fn(*leaves):
         kwargs = {"policy": policy, "direction": direction, "return_final": True}
-        return jt.scan(_element(leaves), 1, reducer, **kwargs)
+        return jt.scan(_element(leaves), axis, reducer, **kwargs)
 
     _both_in_kernel(name, policy, fn, leaves, exact)
 
@@ -164,6 +166,18 @@ def test_axes_of_a_tile(name, policy, axis):
         return jt.reduce(_element(leaves), axis, reducer, policy=policy)
 
     _both_in_kernel(name, policy, fn, leaves, exact)
+
+
+@pytest.mark.parametrize("axes", [0, (0, 2), (1, 2)])
+def test_transposes_and_trees_of_what_many_ops_made(axes):
+    _, (x,), _ = _drawn("add", (4, 2, 8), "long")
+
+    def fn(x):
+        for _ in range(30):
+            x = jt.map(lambda v: 0.5 * v + v * v * 1e-6, x)
+        return jt.reduce(x, axes, jt.add, policy="fixed_tree"), jt.transpose(x)
+
+    _both_in_kernel("add", "fixed_tree", fn, (x,), False)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

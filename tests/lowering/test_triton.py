@@ -176,6 +176,54 @@ def test_any_grouping_of_prefixes_is_one_scan(direction):
     assert ("reverse = true" in text) == (direction != "prefix")
 
 
+# XLA moves the transpose of a tile up through all that made it, once for every use.
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("policy", [p.name for p in jt.policy.ALL])
+@pytest.mark.parametrize("op", ["reduce", "scan"])
+def test_a_tile_is_combined_along_the_axis_where_it_is(op, policy, axis):
+    def fn(mask, x):
+        return getattr(jt, op)(x, axis, jt.argmax, where=mask, policy=policy)
+
+    shape = (16, 32, 4)
+    text = _scanned(fn, targets.spec(shape, "bool"), targets.spec(shape))
+    turned = re.findall(r"tt\.trans .*: tensor<(\w+)x\w+> ->", text)
+    assert all(len(sizes.split("x")) > len(shape) for sizes in turned)  # pairs alone
+    splits = {("reduce", "fixed_tree"), ("reduce", "ordered_tree")}
+    assert bool(turned) == ((op, policy) in splits | {("scan", "fixed_tree")})
+
+
+def _made(x, steps):
+    for _ in range(steps):
+        x = jt.map(lambda v: jnp.exp(v * v) + v, x)
+    return x
+
+
+_TURNS = {
+    "transpose": (lambda x: jt.transpose(x), (32, 16)),
+    "axes apart": (lambda x: jt.reduce(x, (0, 2), jt.add), (4, 8, 4)),
+    "dot": (lambda x: jt.mma(x, x, spec="ki,kj->ij"), (32, 32)),
+    "products": (lambda x: jt.mma(x, x, spec="bik,bjk->bij"), (4, 4, 4)),
+    "chain": (
+        lambda x: jt.mma(
+            x, x, policy=jt.MmaPolicy(allow_reassociation=False), spec="ki,jk->ij"
+        ),
+        (16, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _TURNS)
+def test_what_is_long_to_make_is_not_made_again_for_a_transpose(name):
+    turn, shape = _TURNS[name]
+    short, long = (
+        _scanned(lambda x, n=n: turn(_made(x, n)), targets.spec(shape)) for n in (1, 20)
+    )
+    assert "tt.trans" in short
+    assert "tt.join" not in short
+    assert "tt.trans" in long
+    assert "tt.join" in long
+
+
 def test_fixed_prefixes_sweep_up_and_down():
     def fn(x):
         return jt.scan(x, 1, jt.add, policy="fixed_tree")
