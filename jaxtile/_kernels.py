@@ -35,8 +35,8 @@ def _widest(*operands: Any) -> Any:
     return jnp.float64 if any(v.dtype == jnp.float64 for v in operands) else jnp.float32
 
 
-# The longest row that stays in a GPU's registers.
-_LONGEST = 16384
+# The longest row that stays in a GPU's registers, and instances that keep it busy.
+_LONGEST, _ENOUGH = 16384, 256
 
 
 def _padded(cols: int) -> int:
@@ -53,7 +53,8 @@ def _of_elements(count: int, longer: dict[int, tuple[int, int]]) -> Callable:
 
     def sizes(x: Any, *rest: Any) -> dict[str, int]:
         if x.shape[1] <= _LONGEST:
-            return {"block": max(1, count // _padded(x.shape[1]))}
+            most = _padded(x.shape[0] // _ENOUGH + 1) // 2
+            return {"block": max(1, min(count // _padded(x.shape[1]), most))}
         width, warps = longer[min(4, x.dtype.itemsize)]
         return {"block": 1, "width": width, "num_warps": warps}
 

@@ -75,6 +75,23 @@ def test_rows(name, shape, block, dtype):
     _same(kernel, *args, block=block, **config, **close)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(33, 65536), (5, 20001), (70000, 8), (4099, 300)])
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm"])
+def test_rows_as_tuned(name, shape, dtype):
+    rng = np.random.default_rng(6)
+    x = jnp.asarray(3 * rng.standard_normal(shape) + 1, dtype)
+    w, b = (jnp.asarray(rng.standard_normal(shape[1]), dtype) for _ in range(2))
+    args = {"softmax": (x,), "layer_norm": (x, w, b), "rms_norm": (x, w)}[name]
+    layer = getattr(jt.nn, name)
+    with jax.default_device(jax.devices("gpu")[0]):
+        assert "mosaic_gpu" in jax.jit(layer).lower(*args).as_text()
+    got, want = on_gpu(layer, *args), on_cpu(layer, *args)
+    close = {"rtol": 2e-5, "atol": 2e-5} if dtype == "float32" else {"rtol": 8e-3}
+    close.setdefault("atol", 1e-6)
+    np.testing.assert_allclose(got.astype("f8"), want.astype("f8"), **close)
+
+
 @pytest.mark.parametrize("policy", ["fixed_tree", "fold_left", "fold_right"])
 @pytest.mark.parametrize("shape", [(700, 1000), (257, 4096), (64, 8191)])
 def test_stated_orders_have_the_bits_of_the_cpu(policy, shape):

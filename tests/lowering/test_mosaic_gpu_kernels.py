@@ -1,5 +1,7 @@
 """Kernels of `jt.kernel` as Mosaic GPU kernels: on a machine in NumPy, and refusals."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,7 +84,8 @@ def test_the_number_of_warps_is_as_asked(launches):
 @on_machine
 def test_a_batch_is_more_instances_of_one_launch(launches):
     def call(x, w):
-        return _kernels.rms_norm(x, w, eps=1e-6, implementation="mosaic_gpu")
+        config = {"eps": 1e-6, "block": 8, "implementation": "mosaic_gpu"}
+        return _kernels.rms_norm(x, w, **config)
 
     x, w = bodies.floats(3, 2, 9, 20), bodies.floats(2, 20)
     got = jax.vmap(jax.vmap(call), (0, None))(x, w)
@@ -153,20 +156,16 @@ def test_loads_are_as_wide_as_rows_are_aligned(shape, dtype, loads, monkeypatch)
 
 
 def test_explain_sees_their_ops():
-    x = targets.spec((16, 64))
+    call = functools.partial(_kernels.softmax, implementation="mosaic_gpu", block=8)
     with targets.mesh("NVIDIA H200", 132, "gpu"):
-        report = jt.explain(lambda v: _kernels.softmax(v, implementation="mosaic_gpu"))(
-            x
-        )
+        report = jt.explain(call)(targets.spec((16, 64)))
     assert [e.op for e in report if e.op == "reduce"] == ["reduce"] * 2
     assert {(e.place, e.implementation) for e in report} == {
         ("in kernel: mosaic_gpu", "mosaic_gpu")
     }
     assert {e.times for e in report} == {2}
     with targets.mesh("NVIDIA H200", 132, "gpu"):  # of four warpgroups, in one run
-        report = jt.explain(lambda v: _kernels.softmax(v, implementation="mosaic_gpu"))(
-            targets.spec((8, 1100))
-        )
+        report = jt.explain(call)(targets.spec((8, 1100)))
     assert {e.times for e in report} == {1}
 
 
