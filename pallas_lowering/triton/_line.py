@@ -281,8 +281,14 @@ def _combined(primitive, spec: Spec, states, valid, axis, reverse=False) -> Piec
         return [v.astype(np.int32) if v.dtype == bool else v for v in done]
 
     axis %= states[0].ndim
-    outs = primitive.bind(*leaves, combine=combine, axis=axis, reverse=reverse)
-    if primitive is reduce_region:
+    lone = primitive is reduce_region and states[0].ndim == 1
+    if lone:
+        # Triton lets a reshape to one axis scramble what only a `tt.reduce` reads, each
+        # operand in its own way: a value would lose its index.
+        leaves = [lax.expand_dims(v, (0,)) for v in leaves]
+    along = {"axis": axis + lone, "reverse": reverse}
+    outs = primitive.bind(*leaves, combine=combine, **along)
+    if primitive is reduce_region and not lone:
         outs = [lax.expand_dims(v, (axis,)) for v in outs]
     return states_of(outs)
 

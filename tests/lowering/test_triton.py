@@ -192,6 +192,18 @@ def test_a_tile_is_combined_along_the_axis_where_it_is(op, policy, axis):
     assert bool(turned) == ((op, policy) in splits | {("scan", "fixed_tree")})
 
 
+# Triton scrambles what a reshape to one axis gives, where a `tt.reduce` alone reads it.
+@pytest.mark.parametrize("shape", [(4, 16, 8), (64,)])
+def test_no_reduction_reads_a_reshape_to_one_axis(shape):
+    def fn(mask, x):
+        return jt.reduce(x, None, jt.argmax, where=mask, policy="unordered_tree")
+
+    text = _scanned(fn, targets.spec(shape, "bool"), targets.spec(shape))
+    size = int(np.prod(shape))
+    (read,) = re.findall(r'= "tt\.reduce"\(.*?: \((tensor<[^)]*i32>)\)', text, re.S)[:1]
+    assert read.startswith(f"tensor<1x{size}xf32>, tensor<1x{size}xi32>")
+
+
 def _made(x, steps):
     for _ in range(steps):
         x = jt.map(lambda v: jnp.exp(v * v) + v, x)
