@@ -27,8 +27,6 @@ from jaxtile.reduction import reduce, scan
 from jaxtile.tile import Tile
 
 _RATE = -8.0
-# The least w whose root is divided by: where a is 1 the derivative is finite still.
-_LEAST = 1e-30
 
 
 def _whole(x: Any, *rest: Any) -> dict[str, int]:
@@ -78,13 +76,18 @@ def _rest(log_a, a):
     return jnp.where(log_a > -_SERIES, -u * near, (1.0 - a) * (1.0 + a))
 
 
+def _inverse(w):
+    """1 / sqrt(w), finite still where a is 1."""
+    return lax.rsqrt(jnp.maximum(w, float(jnp.finfo(w.dtype).tiny)))
+
+
 def _step(x, decay, gate, slow):
     """h_t as a_t h_(t-1) + b_t: the pair (a_t, b_t)."""
     log_a = slow * _sigmoid(decay)
     a = _exp(log_a)
     w = _rest(log_a, a)
     # A root that is rounded correctly costs a call.
-    root = w * lax.rsqrt(jnp.maximum(w, _LEAST))
+    root = w * _inverse(w)
     return a, root * (x * _sigmoid(gate))
 
 
@@ -101,7 +104,7 @@ def _back(x, decay, gate, slow, dy, later, before):
     log_a = slow * r
     a = _exp(log_a)
     w = _rest(log_a, a)
-    inverse = lax.rsqrt(jnp.maximum(w, _LEAST))
+    inverse = _inverse(w)
     up = dh * (w * inverse) * i
     dslow = a * dh * (before - a * inverse * (i * x)) * r
     return up, slow * dslow * (1.0 - r), up * x * (1.0 - i), dslow

@@ -354,3 +354,19 @@ def test_saturated_gates_keep_their_size(x64):
     got = jt.nn.gated_recurrence(x, zero, zero - 100.0, jnp.zeros(1, x.dtype))
     want = 1e40 * np.sqrt(1 - np.exp(-8 * np.log(2))) / (1 + np.exp(100.0))
     np.testing.assert_allclose(got[0, 0, 0], want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("decay", [-60.0, -75.0, -80.0])
+def test_what_closed_gates_let_in_keeps_its_size(x64, decay, dtype):
+    x = jnp.ones((1, 2, 1), dtype)
+    args = x, decay * x, 0 * x, jnp.zeros(1, dtype)
+    got, pull = jax.vjp(jt.nn.gated_recurrence, *args)
+    # a is 1 here, and 1 - a^2 twice the logarithm of 1 / a.
+    root = 0.5 * np.sqrt(16 * np.log(2) * np.exp(decay))
+    rtol = 1e-5 if dtype == "float32" else 1e-13
+    np.testing.assert_allclose(got[0, :, 0], [root, 2 * root], rtol=rtol)
+    dx, ddecay, dgate, _ = pull(x)
+    for grad, part in ((dx, 1), (ddecay, 0.5), (dgate, 0.5)):
+        want = np.multiply([2, 1], part * root)
+        np.testing.assert_allclose(grad[0, :, 0], want, rtol=rtol)
