@@ -22,6 +22,15 @@ FARTHEST = jt.Reducer(
     laws=jt.Laws(associative=True),
     name="farthest",
 )
+# Of nothing it is none of the values that it adds up.
+TOTAL = jt.Reducer(
+    merge=lambda a, b: a + b,
+    identity=0.0,
+    empty=-7.0,
+    update=lambda s, e: s + e,
+    laws=jt.Laws(associative=True, commutative=True),
+    name="total",
+)
 REDUCERS = {
     "add": jt.add,
     "multiply": jt.multiply,
@@ -34,6 +43,7 @@ REDUCERS = {
     "welford": jt.welford,
     "affine": jt.affine,
     "farthest": FARTHEST,
+    "total": TOTAL,
 }
 _SEEDABLE = ("add", "multiply", "maximum", "minimum", "logaddexp", "affine")
 

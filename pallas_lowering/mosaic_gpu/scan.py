@@ -80,9 +80,7 @@ class Scan:
         """Digit by digit."""
         block = self.block
         places, order = block.places(arrays, self.masked), block.order
-        # Where any grouping will do, the chain has the fewest merges.
-        regroups = block.policy.permits(Transform.REGROUP)
-        if block.sizes.fold or (regroups and dg.in_thread(order)):
+        if block.sizes.fold or self._may_chain(order):
             before, after, last = self._folded(arrays, places, order)
         else:
             states = dg.each(lambda p: self.algebra.element(*p), places)
@@ -91,6 +89,13 @@ class Scan:
                 self.algebra, thread, states, order, first, self.flipped
             )
         return self._results(before, after, last)
+
+    def _may_chain(self, order) -> bool:
+        """Whether a tree may be a chain, which has the fewest merges."""
+        # Updates start from the identity, and a tree without contributions is empty.
+        regroups = self.block.policy.permits(Transform.REGROUP)
+        own = self.algebra.spec.has_update
+        return regroups and not own and dg.in_thread(order)
 
     def _first(self, arrays, like: np.ndarray) -> np.ndarray:
         seeds = self.block.seeds(arrays, like)

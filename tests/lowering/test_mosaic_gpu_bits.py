@@ -136,6 +136,11 @@ SCANS = [
         seeded=True,
         options={"exclusive": True, **_SUFFIX},
     ),
+    *[
+        _scan(name, (128, 5), 1, policy, _thread_row((128, 5)), True, options=options)
+        for name, policy in (("total", "unordered_tree"), ("affine", "ordered_tree"))
+        for options in (_FINAL, {"exclusive": True, **_FINAL, **_SUFFIX})
+    ],
     # Shapes that no power of two divides.
     _scan("affine", (3, 5), 0, "fold_left", _picked((3, 5), 0), options=_FINAL),
     _scan("add", (33,), 0, "fixed_tree", _picked((33,), 0), masked=True),
