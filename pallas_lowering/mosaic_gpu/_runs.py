@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,17 +82,27 @@ def _is_one(start: ir.Value, piece: Any) -> bool:
 
 def divisor(value: ir.Value) -> int:
     """What an integer is surely a multiple of; 0 of a zero."""
+    found: dict[ir.Value, int] = {}
+
+    def of(value: ir.Value) -> int:
+        # What many ops share is asked once, or the walk is exponential.
+        if value not in found:
+            found[value] = _divisor(value, of)
+        return found[value]
+
+    return of(value)
+
+
+def _divisor(value: ir.Value, of: Callable[[ir.Value], int]) -> int:
     number, op = known(value), value.owner
     if number is not None:
         return abs(int(number))
-    if not isinstance(op, ir.Operation | ir.OpView):
-        return 1
-    name, each = op.name.removeprefix("arith."), [divisor(v) for v in op.operands]
-    if name in ("addi", "subi", "minsi", "maxsi"):
-        return math.gcd(*each)
-    if name == "muli":
-        return math.prod(each)
-    return each[0] if name in ("extsi", "trunci") else 1
+    name = op.name if isinstance(op, ir.Operation | ir.OpView) else ""
+    if name in ("arith.addi", "arith.subi", "arith.minsi", "arith.maxsi"):
+        return math.gcd(*map(of, op.operands))
+    if name == "arith.muli":
+        return math.prod(map(of, op.operands))
+    return of(op.operands[0]) if name in ("arith.extsi", "arith.trunci") else 1
 
 
 def _times(value: ir.Value, stride: int) -> ir.Value:

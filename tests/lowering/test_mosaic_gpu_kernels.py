@@ -14,6 +14,7 @@ import targets
 from folds import same_derivatives
 from jaxtile import _kernels, _recurrence
 from jaxtile.errors import UnsupportedOnBackend
+from jaxtile.pallas_lowering.mosaic_gpu import _runs
 from machines import kernels_on_machine
 
 on_machine = pytest.mark.skipif(
@@ -153,6 +154,28 @@ def test_loads_are_as_wide_as_rows_are_aligned(shape, dtype, loads, monkeypatch)
     ways = [v for v in lines if "llvm.load" in v and "ptr<1>" in v]
     assert ways
     assert all(loads in v for v in ways)
+
+
+@jt.kernel(out=lambda x: x)
+def _shared_start(nest, x, y, *, block, times):
+    i = nest.parallel(x.shape[0], block)
+    start = i.index
+    for _ in range(times):
+        start = start + start
+    window = jt.Window(start * (block >> times), jt.Dim("w"), block)
+    y.tile(i).store(jt.Tile(x.tile(window).load().array, (i.dim,)))
+
+
+def test_what_a_start_is_made_of_is_asked_once(monkeypatch):
+    asked, real = [], _runs._divisor
+
+    def counted(*args):
+        asked.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(_runs, "_divisor", counted)
+    _lowered(_shared_start, [bodies.floats(1 << 13)], block=1 << 10, times=10)
+    assert 10 < len(asked) < 100
 
 
 def test_explain_sees_their_ops():
