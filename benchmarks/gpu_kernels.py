@@ -122,12 +122,12 @@ def cases() -> list[Case]:
         *_rows(),
         Case("attention, causal, bf16", (HEADS,) * 3, ours,
              {"jnp": _attention, "cudnn": _cudnn}, 1.5, 4, _torch_attention, **heads),
-        Case("its gradient", (HEADS,) * 4, _gradient(ours),
+        Case("its gradient, bf16", (HEADS,) * 4, _gradient(ours),
              {"jnp": _gradient(_attention), "cudnn": _gradient(_cudnn)}, 1.0, 7,
              **heads),
         Case("gated recurrence", gates, jt.nn.gated_recurrence,
              {"associative_scan": _recurrence}, 3.0, 4, **recurrence),
-        Case("its gradient ", (*gates, TIME), _gradient(jt.nn.gated_recurrence),
+        Case("its gradient", (*gates, TIME), _gradient(jt.nn.gated_recurrence),
              {"associative_scan": _gradient(_recurrence)}, 3.0, 7, **recurrence),
     ]  # fmt: skip
 

@@ -312,7 +312,8 @@ def _table(found: dict) -> str:
             f"{r['share_of_copy']:.0%} |"
         )
     where = (
-        f"\n\nfloat32, medians of {ROUNDS} samples on {found['gpu']}, jax {found['jax']}, "
+        f"\n\nfloat32 unless it says bf16, medians of {ROUNDS} samples on {found['gpu']}, "
+        f"jax {found['jax']}, "
         f"{found['date']}, commit {found['commit'][:10]}: `{found['command']}`.\n"
     )
     return head + "\n".join(rows) + where
