@@ -66,7 +66,7 @@ def runs_of(
         pairs = zip(grid.lines, where, along, strict=True)
         fixed = sum(v.fixed(w) * s for v, w, s in pairs)
         offset = arith.addi(base, th.i64(fixed)) if fixed else base
-        some = inside[index]
+        some: Any = inside[index]
         if some is not None:
             offset = arith.select(some, offset, th.i64(0))
         found.append((index, offset, both(lone, some)))
