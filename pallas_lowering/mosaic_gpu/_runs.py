@@ -94,9 +94,10 @@ def divisor(value: ir.Value) -> int:
 
 
 def _divisor(value: ir.Value, of: Callable[[ir.Value], int]) -> int:
-    number, op = known(value), value.owner
+    number = known(value)
     if number is not None:
         return abs(int(number))
+    op: Any = value.owner
     name = op.name if isinstance(op, ir.Operation | ir.OpView) else ""
     if name in ("arith.addi", "arith.subi", "arith.minsi", "arith.maxsi"):
         return math.gcd(*map(of, op.operands))
