@@ -12,17 +12,16 @@ from collections.abc import Sequence
 
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxtile.pallas_lowering.triton import BACKEND, _line
+from jaxtile.primitives._define import new_primitive
 
 # A transpose of fewer ops is better moved up, to the load that may read it in that order.
 _MOST = 64
 _ENDS = ("tt.load", "tt.dot", "tt.join", "tt.trans", "tt.make_range", "tt.splat")
 
-hold_p = Primitive("triton_hold")
-hold_p.multiple_results = True
+hold_p = new_primitive("triton_hold")
 hold_p.def_abstract_eval(lambda x: [x])
 hold_p.def_impl(lambda x: [x])
 mlir.register_lowering(hold_p, lambda ctx, x: [x])
