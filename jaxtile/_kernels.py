@@ -43,20 +43,21 @@ def _padded(cols: int) -> int:
     return 1 << (cols - 1).bit_length()
 
 
-def _of_elements(count: int, longer: dict[int, tuple[int, int]]) -> Callable:
+def _of_elements(count: int, longer: dict[int, tuple[int, int, int]]) -> Callable:
     """Sizes for Mosaic GPU, measured on an H200.
 
     Args:
         count: elements of an instance, where rows are short.
-        longer: pieces of longer rows, and warps, by the bytes of an element.
+        longer: by the bytes of an element the piece of a longer row, the warps, and how
+            many pieces registers hold from the first time that they are read.
     """
 
     def sizes(x: Any, *rest: Any) -> dict[str, int]:
         if x.shape[1] <= _LONGEST:
             most = _padded(x.shape[0] // _ENOUGH + 1) // 2
             return {"block": max(1, min(count // _padded(x.shape[1]), most))}
-        width, warps = longer[min(4, x.dtype.itemsize)]
-        return {"block": 1, "width": width, "num_warps": warps}
+        width, warps, held = longer[x.dtype.itemsize]
+        return {"block": 1, "width": width, "num_warps": warps, "num_held": held}
 
     return sizes
 
@@ -82,12 +83,13 @@ _ALONE = _of_bytes(8192, {"block": 1, "width": 1024, "num_warps": 1})
 _SHARING = _of_bytes(16384, {"block": 4, "width": 1024, "num_warps": 4})
 
 
-def _tuned(count: int, narrow: tuple[int, int], triton: Callable) -> dict[str, Any]:
-    mosaic = _of_elements(count, {2: narrow, 4: (16384, 16)})
+def _tuned(count: int, held: int, triton: Callable) -> dict[str, Any]:
+    longer = {2: (32768, 16, 1), 4: (16384, 16, held), 8: (8192, 16, held)}
+    mosaic = _of_elements(count, longer)
     return {"mosaic_gpu": mosaic, "triton": triton}
 
 
-@kernel(out=_same, tuned=_tuned(4096, (4096, 4), _ALONE))
+@kernel(out=_same, tuned=_tuned(4096, 3, _ALONE))
 def softmax(nest: Nest, x, y, *, block=_ROWS, width=None):
     if width is not None:
         return _long_softmax(nest, x, y, block, width)
@@ -135,7 +137,7 @@ def _pieces(nest: Nest, x, block, width, init, step):
     return rows, state, each
 
 
-@kernel(out=_same, tuned=_tuned(4096, (8192, 8), _SHARING))
+@kernel(out=_same, tuned=_tuned(4096, 2, _SHARING))
 def layer_norm(nest: Nest, x, weight, bias, y, *, eps, block=_ROWS, width=None):
     if width is not None:
         return _long_layer_norm(nest, x, weight, bias, y, eps, block, width)
@@ -175,7 +177,7 @@ def _long_layer_norm(nest: Nest, x, weight, bias, y, eps, block, width):
         y.tile(rows, cols).store(cast(out, y.dtype))
 
 
-@kernel(out=_same, tuned=_tuned(8192, (16384, 16), _ALONE))
+@kernel(out=_same, tuned=_tuned(8192, 3, _ALONE))
 def rms_norm(nest: Nest, x, weight, y, *, eps, block=_ROWS, width=None):
     if width is not None:
         return _long_rms_norm(nest, x, weight, y, eps, block, width)

@@ -71,6 +71,29 @@ affine = Reducer(
 )
 
 
+def _delayed_lift(element):
+    a, b = element
+    return one_like(a), b, a
+
+
+def _delayed_merge(first, then):
+    (a, b, held), (c, d, last) = first, then
+    c = c * held
+    return c * a, c * b + d, last
+
+
+# h_i = a_(i-1) h_(i-1) + b_i: what transposes `affine`, and what it transposes. A state
+# holds the coefficient of the step to come, so that no array of them is moved by one.
+delayed = Reducer(
+    merge=_delayed_merge,
+    lift=_delayed_lift,
+    finish=_second,
+    laws=ORDERED,
+    name="delayed affine",
+    native="delayed_affine",
+)
+
+
 def _dot(row, column):
     terms = [r * c for r, c in zip(row, column, strict=True)]
     return functools.reduce(lambda x, y: x + y, terms)

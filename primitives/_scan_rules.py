@@ -33,6 +33,7 @@ from jaxtile.primitives._scalar import convert
 from jaxtile.primitives._spec import make_spec
 from jaxtile.primitives._tangent import (
     affine_scan,
+    delayed_scan,
     finish_tangents,
     float_tangent,
     is_float,
@@ -56,13 +57,17 @@ def _forward(spec, elements, de, mask, axis, direction):
 def _is_affine(spec, finish, final, direction):
     name = spec.reducer.native
     plain = finish and not final and direction != "suffix"
-    return name in ("affine", "matrix_affine") and plain
+    return name in ("affine", "matrix_affine", "delayed_affine") and plain
+
+
+def _is_delayed(spec):
+    return spec.reducer.native == "delayed_affine"
 
 
 def _affine_parts(spec, elements):
     """The rows of A and the b's of an affine element."""
     element = jax.tree.unflatten(spec.tree, elements)
-    if spec.reducer.native == "affine":
+    if spec.reducer.native != "matrix_affine":
         return [[element[0]]], [element[1]]
     return [list(row) for row in element[0]], list(element[1])
 
@@ -71,9 +76,14 @@ def _affine_jvp(spec, elements, init, mask, de, dz, h, params):
     """dh_i = A_i dh_(i-1) + (dA_i h_(i-1) + db_i): the same recurrence again."""
     axis, direction = params["axis"], params["direction"]
     (rows, _), (drows, db) = (_affine_parts(spec, v) for v in (elements, de))
-    k = len(db)
+    k, order, name = len(db), params["policy"], params["implementation"]
+    if _is_delayed(spec):
+        (((a,),), ((da,),)), zero = (rows, drows), jnp.zeros_like(_edge(h[0], axis))
+        moved = _before(zero, convert(da, h[0].dtype) * h[0], axis, direction)
+        u = moved + convert(db[0], h[0].dtype)
+        return delayed_scan(a, u, axis, direction, order, name)
     first = (
-        init[-k:] if init is not None else [jnp.zeros_like(v) for v in _first(h, axis)]
+        init[-k:] if init is not None else [jnp.zeros_like(_edge(v, axis)) for v in h]
     )
     before = [_before(f, v, axis, direction) for f, v in zip(first, h, strict=True)]
     u = []
@@ -84,20 +94,7 @@ def _affine_jvp(spec, elements, init, mask, de, dz, h, params):
         u = [jnp.where(mask, v, 0) for v in u]
     wide = [[convert(v, h[0].dtype) for v in row] for row in rows]
     dinit = None if dz is None else dz[-k:]
-    return affine_scan(
-        wide,
-        u,
-        dinit,
-        mask,
-        axis,
-        direction,
-        params["policy"],
-        params["implementation"],
-    )
-
-
-def _first(values, axis):
-    return [lax.index_in_dim(v, 0, axis, keepdims=False) for v in values]
+    return affine_scan(wide, u, dinit, mask, axis, direction, order, name)
 
 
 def _before(first, values, axis, direction):
@@ -275,13 +272,7 @@ def _transpose_affine(cts, operands, params):
             for r, s in zip(rows, eye, strict=True)
         ]
     turned = [[rows[j][i] for j in range(k)] for i in range(k)]
-    other = _OPPOSITE[direction]
-    moved = [
-        [_before(_edge(e, axis), v, axis, other) for v, e in zip(r, s, strict=True)]
-        for r, s in zip(turned, eye, strict=True)
-    ]
-    name = of_tangent(params["implementation"])
-    lam = affine_scan(moved, cts, None, None, axis, other, params["policy"], name)
+    lam = _transposed_chain(spec, turned, eye, cts, params)
     db = lam if mask is None else [jnp.where(mask, v, 0) for v in lam]
     known = [None] * (len(elements) - k)
     grads = known + [
@@ -293,6 +284,21 @@ def _transpose_affine(cts, operands, params):
         + _seed_cotangents(turned, lam, init, axis, direction, k)
         + ([None] * params["masked"])
     )
+
+
+def _transposed_chain(spec, rows, eye, cts, params):
+    axis, order = params["axis"], params["policy"]
+    other = _OPPOSITE[params["direction"]]
+    how = (axis, other, order, of_tangent(params["implementation"]))
+    if _is_delayed(spec):
+        return affine_scan(rows, cts, None, None, *how)
+    if len(rows) == 1:
+        return delayed_scan(rows[0][0], cts[0], *how)
+    moved = [
+        [_before(_edge(e, axis), v, axis, other) for v, e in zip(r, s, strict=True)]
+        for r, s in zip(rows, eye, strict=True)
+    ]
+    return affine_scan(moved, cts, None, None, *how)
 
 
 def _edge(value, axis):

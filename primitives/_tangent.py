@@ -29,7 +29,7 @@ from jaxtile.primitives._bind import bind_scan, raw_prefixes
 from jaxtile.primitives._fold import shift_in
 from jaxtile.primitives._scalar import convert, elementwise
 from jaxtile.primitives._spec import Spec, make_spec
-from jaxtile.recurrences import matrix_affine
+from jaxtile.recurrences import delayed, matrix_affine
 
 
 def require_linear(op: str, spec: Spec) -> None:
@@ -196,20 +196,27 @@ def affine_scan(
 ) -> list:
     """h_i = A_i h_(i-1) + u_i for `rows` of A: a tile op linear in u and init."""
     k = len(u)
-    reducer = matrix_affine(k)
     leaves = [v for row in rows for v in row] + list(u)
     tree = jax.tree.structure((((0,) * k,) * k, (0,) * k))
-    spec = make_spec(reducer, tree, [v.dtype for v in leaves], None, None, "scan")
     if init is not None:
         eye = [jnp.full_like(init[i], i == j) for i in range(k) for j in range(k)]
         init = eye + list(init)
+    how = (axis, direction, policy, implementation)
+    return _recurrence(matrix_affine(k), tree, leaves, init, mask, *how)
+
+
+def delayed_scan(a, u, axis, direction, policy: Policy, implementation=None) -> list:
+    """h_i = a_(i-1) h_(i-1) + u_i: a tile op linear in u, which transposes that of a_i."""
+    tree = jax.tree.structure((0, 0))
+    how = (axis, direction, policy, implementation)
+    return _recurrence(delayed, tree, [a, u], None, None, *how)
+
+
+def _recurrence(
+    reducer, tree, leaves, init, mask, axis, direction, policy, implementation
+) -> list:
+    spec = make_spec(reducer, tree, [v.dtype for v in leaves], None, None, "scan")
+    order = {"policy": policy, "direction": direction}
     return bind_scan(
-        spec,
-        leaves,
-        init,
-        mask,
-        axis=axis,
-        policy=policy,
-        direction=direction,
-        implementation=implementation,
+        spec, leaves, init, mask, axis=axis, **order, implementation=implementation
     )

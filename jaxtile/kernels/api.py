@@ -53,7 +53,9 @@ class Kernel:
                 the platform and the call, else plain jax. Derivatives are those of plain
                 jax, or of `defvjp`.
             **config: the body's keyword arguments, such as block sizes; and for launches
-                on CUDA num_warps and, of Triton, num_stages, which change no result.
+                on CUDA num_warps, of Triton num_stages and of Mosaic GPU num_held, the
+                last blocks of a pipeline that stay in registers for a next pipeline over
+                the same ones. They change no result.
 
         Returns:
             The results, in the structure of out.
@@ -288,7 +290,7 @@ def _size(op: str, name: str, value: Any) -> int:
 
 
 # Keyword arguments of the launch, not of the body.
-LAUNCH = ("num_warps", "num_stages")
+LAUNCH = ("num_warps", "num_stages", "num_held")
 
 
 def kernel(

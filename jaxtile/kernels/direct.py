@@ -34,7 +34,7 @@ class Loops:
     vectorises = False
 
     def __init__(self):
-        self.depth = 0
+        self.depth, self.outside = 0, False
         # Values that every loop carries along, such as an order of stores.
         self.carried: list = []
 
@@ -77,11 +77,28 @@ class Loops:
             out = run(index, body, state.whole(leaves))
             return jax.tree.leaves(bare(out, state)), self.carried
 
-        self.depth += 1
-        start = list(state.leaves), self.carried
-        last, self.carried = lax.fori_loop(first, end, step, start)
-        self.depth -= 1
+        held = self.held(op, handle)
+        before, after = (held, 0) if backward else (0, held)
+        values = list(state.leaves), self.carried
+        values = self._alone(range(before), step, values)
+        if held < handle.count:
+            self.depth += 1
+            values = lax.fori_loop(first + before, end - after, step, values)
+            self.depth -= 1
+        values = self._alone(range(handle.count - after, handle.count), step, values)
+        last, self.carried = values
         return state.whole(last)
+
+    def held(self, op: str, handle: Handle) -> int:
+        """How many of a loop's last blocks are outside of it, so that loads outlive it."""
+        return 0
+
+    def _alone(self, blocks: range, step: Callable, values: Any) -> Any:
+        around, self.outside = self.outside, True
+        for index in blocks:
+            values = step(index, values)
+        self.outside = around
+        return values
 
 
 class Direct(Loops):
@@ -275,6 +292,13 @@ def differentiable(fast: Callable, again: Callable) -> Callable:
     return kernel
 
 
+def _params(engine: plain.Plain, asked: dict[str, int]) -> Any:
+    from jax.experimental.pallas import triton as plt
+
+    mine = {k: v for k, v in asked.items() if k != "num_held"}
+    return plt.CompilerParams(**{**_sized(engine), **mine})
+
+
 def _sized(engine: plain.Plain) -> dict[str, int]:
     """How many warps share an instance: a lane has 64 bytes of the largest tile."""
     tiles = [(engine.arrays[k], parts) for k, parts in engine.loads]
@@ -287,8 +311,6 @@ def launch(
     interpret: bool, asked: dict, name, call, operands, results, engine, arrays
 ) -> list:
     """The results of a kernel."""
-    from jax.experimental.pallas import triton as plt
-
     counts = [h.count for h in engine.parallel]
     flat = [x.reshape(1) if x.ndim == 0 else x for x in arrays]
     shapes = [s for s, _ in results]
@@ -304,7 +326,7 @@ def launch(
         body,
         grid=(math.prod(counts),),
         out_shape=outs,
-        compiler_params=plt.CompilerParams(**{**_sized(engine), **asked}),
+        compiler_params=_params(engine, asked),
         interpret=interpret,
         name=name,
     )(*flat)

@@ -20,7 +20,7 @@ class Call(NamedTuple):
     Args:
         name: of the kernel.
         body: `(nest, *views) -> None`.
-        launch: keyword arguments of the launch, `num_warps` and `num_stages`.
+        launch: keyword arguments of the launch, those of `api.LAUNCH`.
     """
 
     name: str

@@ -64,11 +64,7 @@ class Staged(Source):
     def fetch(self, first: ir.Value, times: int) -> list[ir.Value]:
         """This lane's part of the warp's block; of fewer places, its own row's."""
         if times != STAGE:
-            raw = []
-            for j in range(times):
-                at = arith.addi(first, th.i64(j))
-                raw += self.reader.fetch(self.own, at, 1, None, True)
-            return raw
+            return self._alone(first, times)
         raw = []
         for row, column in self._rows():
             line = arith.minsi(arith.addi(self.lead, th.i64(row)), self.last)
@@ -77,10 +73,19 @@ class Staged(Source):
             raw += self.reader.fetch(base, at, self.vector, None, True)
         return raw
 
+    def _alone(self, first: ir.Value, times: int) -> list[ir.Value]:
+        raw = []
+        for j in range(times):
+            at = arith.addi(first, th.i64(j))
+            raw += self.reader.fetch(self.own, at, 1, None, True)
+        return raw
+
     def places(self, raw: Sequence, first: ir.Value, times: int) -> list[list]:
         """This lane's row, place by place."""
-        if times == STAGE:
-            raw = self._exchange(raw)
+        raw = self._exchange(raw) if times == STAGE else raw
+        return self._in_order(raw, first, times)
+
+    def _in_order(self, raw: Sequence, first: ir.Value, times: int) -> list[list]:
         n = len(self.reader.buffers)
         found = []
         for j in range(times):

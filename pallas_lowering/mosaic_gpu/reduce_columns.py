@@ -8,18 +8,16 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from jaxtile.pallas_lowering.mosaic_gpu import _plan
+from jaxtile.pallas_lowering.mosaic_gpu import _plan, _row_ring
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._counter import Counter
 from jaxtile.pallas_lowering.mosaic_gpu._launch import MOST_SLOTS, Program, launch
-from jaxtile.pallas_lowering.mosaic_gpu._plan import STAGE
+from jaxtile.pallas_lowering.mosaic_gpu._plan import STAGE, WARPS
 from jaxtile.pallas_lowering.mosaic_gpu._sink import Sink
 from jaxtile.pallas_lowering.mosaic_gpu._source import Block, Fibres, Reader, Stretch
 from jaxtile.pallas_lowering.mosaic_gpu._staged import Staged
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra, State
 from jaxtile.policy import Kind, Policy
-
-_WARPS = 4
 
 
 def stretch(reader: Reader, plan, start, base) -> list[State]:
@@ -134,13 +132,18 @@ def columns(fibres: Fibres, seed, plan: _plan.Columns, policy: Policy, partial):
     fibres = replace(fibres, flipped=fibres.flipped != right)
     sink = Sink(algebra, outer * inner * plan.chunks, seed, partial)
     sink.seed, seeds = ([], sink.seed) if fold else (sink.seed, [])
-    staged = fold and inner == 1 and n >= 2 * STAGE
-    staged = staged and _WARPS * Staged.slots(fibres) <= MOST_SLOTS
+    rows, slots = fold and inner == 1, 0
+    ringed = _row_ring.planned(fibres, plan) if rows else None
+    staged = rows and n >= 2 * STAGE and WARPS * Staged.slots(fibres) <= MOST_SLOTS
+    if ringed is not None:
+        plan, slots = ringed, _row_ring.slots(fibres, ringed)
+    elif staged:
+        slots = WARPS * Staged.slots(fibres)
 
     def body(program: Program):
         reader = Reader(fibres, program.inputs)
         thread = arith.addi(
-            arith.muli(th.i64(th.block()), th.i64(32 * _WARPS)),
+            arith.muli(th.i64(th.block()), th.i64(32 * WARPS)),
             th.i64(th.thread_in_block()),
         )
         # Idle threads repeat the last one's work and store nothing.
@@ -153,7 +156,9 @@ def columns(fibres: Fibres, seed, plan: _plan.Columns, policy: Policy, partial):
         if fold:
             start = seed_states(program, len(seeds), fibre, plan.vector)
             source: Any = Stretch(reader, base, plan.vector)
-            if staged:
+            if ringed is not None:
+                source = _row_ring.RowRing(reader, program.words, own, groups, plan)
+            elif staged:
                 source = Staged(reader, program.words, own, groups)
             states = chain(reader, plan, right, start, source)
         else:
@@ -170,9 +175,9 @@ def columns(fibres: Fibres, seed, plan: _plan.Columns, policy: Policy, partial):
         body,
         sink.outs,
         [*fibres.operands, *seeds, *sink.seed],
-        blocks=-(-groups * plan.chunks // (32 * _WARPS)),
-        warps=_WARPS,
-        slots=_WARPS * Staged.slots(fibres) if staged else 0,
+        blocks=-(-groups * plan.chunks // (32 * WARPS)),
+        warps=WARPS,
+        slots=slots,
     )
 
 

@@ -23,7 +23,8 @@ from jaxtile.pallas_lowering.mosaic_gpu.scan_rows import rows
 from jaxtile.policy import Kind, Policy
 from jaxtile.primitives import _prefix
 from jaxtile.primitives._operands import unpack
-from jaxtile.recurrences import affine
+
+_RECURRENCES = ("affine", "matrix_affine", "delayed_affine")
 
 
 def _scan(fibres: Fibres, seed: Seed, shown: Shown, policy: Policy) -> list[jax.Array]:
@@ -41,7 +42,7 @@ def _scan(fibres: Fibres, seed: Seed, shown: Shown, policy: Policy) -> list[jax.
     plan = _plan.scan_columns(outer * inner, n, vector, leaves, chain)
     if plan.chunks > 1:
         seed = _chunk_seeds(fibres, seed, plan, policy)
-    elif policy.kind is Kind.TREE and fibres.algebra.spec.reducer is affine:
+    elif policy.kind is Kind.TREE and fibres.algebra.spec.reducer.native in _RECURRENCES:
         # A recurrence as it is written: one multiply and one add a step.
         chain = True
     if chain and inner > 1 and _ring.serves(fibres, plan.vector):

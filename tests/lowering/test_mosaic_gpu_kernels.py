@@ -14,6 +14,7 @@ import targets
 from folds import same_derivatives
 from jaxtile import _kernels, _recurrence
 from jaxtile.errors import UnsupportedOnBackend
+from jaxtile.kernels import mosaic
 from jaxtile.pallas_lowering.mosaic_gpu import _runs
 from machines import kernels_on_machine
 
@@ -80,6 +81,26 @@ def test_the_number_of_warps_is_as_asked(launches):
         assert launches[-1] == (1, warps // 4)
     with pytest.raises(UnsupportedOnBackend, match="num_warps=2. Take one of"):
         _lowered(bodies.across, [x], **{**config, "num_warps": 2})
+
+
+@on_machine
+@pytest.mark.parametrize("cols", [16, 70, 80])
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm"])
+def test_blocks_that_are_held_are_read_once(name, cols, launches, monkeypatch):
+    config = {} if name == "softmax" else {"eps": 1e-6}
+    vectors = {"softmax": 0, "layer_norm": 2, "rms_norm": 1}[name]
+    x, *rest = [bodies.floats(3, cols), *[bodies.floats(cols)] * vectors]
+    call = functools.partial(getattr(_kernels, name), block=1, width=16, **config)
+    reads, real = [], mosaic._read
+    monkeypatch.setattr(mosaic, "_read", lambda ref: reads.append(ref) or real(ref))
+    want, count = call(x, *rest), -(-cols // 16)
+    for held in (1, 2, 3, 9):
+        del reads[:]
+        got = call(x, *rest, implementation="mosaic_gpu", num_held=held)
+        np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)
+        of_x = [v for v in reads if v.view.place == 0]
+        alone = min(held, count)
+        assert len(of_x) == alone + 2 * (count > alone)
 
 
 @on_machine

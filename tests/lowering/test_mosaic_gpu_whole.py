@@ -210,6 +210,30 @@ def test_chains_come_through_a_ring(machine, dtypes, direction):
         _check(machine, fn, a, b)
 
 
+@pytest.mark.parametrize("policy", ["fold_left", "fold_right"])
+@pytest.mark.parametrize(
+    ("dtypes", "cols"),
+    [
+        (("float32",), 516),
+        (("bfloat16",), 520),
+        (("float64",), 150),
+        (("int8",), 272),
+        (("float32", "float32"), 132),
+        (("float32", "float64"), 132),  # of two sizes: by other ways
+    ],
+)
+def test_rows_of_chains_come_through_a_ring(machine, dtypes, cols, policy):
+    with jax.enable_x64("float64" in dtypes):
+        leaves = [_data((35, cols), d, seed=k) for k, d in enumerate(dtypes)]
+        reducer = jt.add if len(dtypes) == 1 else _sum_and_difference
+
+        def fn(*given):
+            given = given if len(given) > 1 else given[0]
+            return jt.reduce(given, 1, reducer, policy=policy)
+
+        _check(machine, fn, *leaves)
+
+
 @pytest.mark.parametrize("missing", ["barrier", "warp_barrier"])
 def test_the_machine_sees_a_missing_barrier(machine, small, missing, monkeypatch):
     from jaxtile.pallas_lowering.mosaic_gpu import _thread
