@@ -260,7 +260,7 @@ def measure(case: Case, implementation: str | None) -> dict[str, Any]:
         ours = jax.jit(case.ours).lower(*args).compile()
     players = {"ours": Player(ours, args, wait, case.calls)}
     for name, fn in case.peers.items():
-        players[name] = Player(jax.jit(fn), args, wait, min(case.calls, 10))
+        players[name] = Player(jax.jit(fn), args, wait, case.calls)
     players["copy"] = Player(jax.jit(lambda x: x * 2), args[:1], wait, case.calls)
     _check(case, *(players[k].fn(*args) for k in ("ours", next(iter(case.peers)))))
     extra = _torch_player(case, args)

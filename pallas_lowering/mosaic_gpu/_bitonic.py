@@ -1,4 +1,4 @@
-"""A warp's bitonic sort: unsigned integers of 32 or 64 bits, some in each lane.
+"""A warp's bitonic sort: unsigned integers of 32 bits, or of 63, some in each lane.
 
 Place p of the sorted sequence is register p % n of lane p // n. A merge of 2k begins with a
 mirrored step, each place with its image in the other half, so that every later step
@@ -20,8 +20,14 @@ from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 _LEVELS = 5  # of 32 lanes
 
 
-# An extreme of 64 bits is a comparison of its own, in two instructions: there one serves
-# both results.
+def _less(x, y):
+    """Whether one of 63 bits is smaller, as doubles: one instruction, of another unit.
+
+    Positive doubles are ordered as their bits, subnormal ones too, up to infinity's.
+    """
+    kind = ir.F64Type.get()
+    x, y = arith.bitcast(kind, x), arith.bitcast(kind, y)
+    return arith.cmpf(arith.CmpFPredicate.OLT, x, y)
 
 
 def _ordered(values: list, a: int, b: int) -> None:
@@ -29,7 +35,7 @@ def _ordered(values: list, a: int, b: int) -> None:
     if x.type.width <= 32:
         values[a], values[b] = arith.minui(x, y), arith.maxui(x, y)
         return
-    less = arith.cmpi(arith.CmpIPredicate.ult, x, y)
+    less = _less(x, y)
     values[a], values[b] = arith.select(less, x, y), arith.select(less, y, x)
 
 
@@ -64,7 +70,7 @@ def _with_lane(values, others, upper) -> list[ir.Value]:
 def _kept(mine, other, upper):
     if mine.type.width <= 32:
         return arith.select(upper, arith.maxui(mine, other), arith.minui(mine, other))
-    less = arith.cmpi(arith.CmpIPredicate.ult, mine, other)
+    less = _less(mine, other)
     return arith.select(arith.xori(less, upper), mine, other)
 
 
@@ -91,7 +97,8 @@ def sort(values: Sequence[ir.Value], lane: ir.Value) -> list[ir.Value]:
     """The warp's values in ascending order.
 
     Args:
-        values: a power of two of them in each lane.
+        values: a power of two of them in each lane; of 64 bits less than infinity's as a
+            double.
         lane: this lane's number.
     """
 

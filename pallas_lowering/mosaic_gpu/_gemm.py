@@ -24,7 +24,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtile.pallas_lowering.mosaic_gpu._lanes import Form
 from jaxtile.pallas_lowering.mosaic_gpu._region import Region
 
-_GROUPS = 2
 _SLOTS = 2
 _MEMORY_REGISTERS = 40
 _ROWS = 64
@@ -40,12 +39,13 @@ class Plan:
 
     Args:
         tile: (m, n) of a warpgroup.
-        along_n: the two warpgroups lie beside each other, else one above the other.
+        along_n: the warpgroups lie beside each other, else one above the other.
         k: of a block.
         steps: blocks in flight.
         strip: columns of an epilogue's strip.
         promote: each block's sum is added as floats.
         width: tiles of a band that CTAs walk together, for the second-level cache.
+        groups: warpgroups that multiply.
     """
 
     tile: tuple[int, int]
@@ -55,12 +55,13 @@ class Plan:
     strip: int
     promote: bool = False
     width: int = 8
+    groups: int = 2
 
     @property
     def block(self) -> tuple[int, int]:
         """(m, n) of a CTA."""
         m, n = self.tile
-        return (m, n * _GROUPS) if self.along_n else (m * _GROUPS, n)
+        return (m, n * self.groups) if self.along_n else (m * self.groups, n)
 
     def part(self, group) -> tuple:
         """A warpgroup's rows and columns of the CTA's block."""
@@ -173,7 +174,7 @@ class _Kernel:
             memory_registers=_MEMORY_REGISTERS,
             in_specs=self._specs(where),
             wg_axis="group",
-            num_compute_wgs=_GROUPS,
+            num_compute_wgs=self.plan.groups,
             max_concurrent_steps=self.plan.steps,
             compute_context=context,
         )
@@ -181,7 +182,7 @@ class _Kernel:
     def __call__(self, *refs):
         plan, product = self.plan, self.product
         a, b, *seed, out = refs
-        slots = (_GROUPS, _SLOTS, _ROWS, plan.strip)
+        slots = (plan.groups, _SLOTS, _ROWS, plan.strip)
         nothing = lambda *_, **__: None  # noqa: E731
         scratch: dict[str, Any] = dict(
             allocations=self._pipeline(nothing, nothing).get_allocations(a, b),
@@ -195,7 +196,7 @@ class _Kernel:
                 self.seed_dtype,
                 transforms=_transforms(plan.strip, self.seed_dtype),
             )
-            scratch["arrived"] = plgpu.Barrier(num_barriers=_GROUPS * _SLOTS)
+            scratch["arrived"] = plgpu.Barrier(num_barriers=plan.groups * _SLOTS)
 
         def scope(allocations, shown, seeds=None, arrived=None):
             rows, columns = self.grid
@@ -353,7 +354,7 @@ def multiply(
         ),
         grid=(min(multiprocessors, total),),
         grid_names=("cta",),
-        num_threads=_GROUPS + 1,
+        num_threads=plan.groups + 1,
         thread_name="group",
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane

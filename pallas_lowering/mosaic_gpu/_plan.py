@@ -154,6 +154,27 @@ def scan_columns(fibres: int, n: int, vector: int, leaves: int, whole: bool) -> 
     return Columns(vector, block, chunk, -(-n // chunk))
 
 
+# Warps of a CTA that scans neighbouring fibres, what a thread has in flight, and CTAs that
+# keep a GPU's memory busy, one on each multiprocessor.
+STRIPE_WARPS, _STRIPE_VALUES, _ENOUGH_STRIPES = 16, 48, 96
+
+
+# A lane takes 4 bytes of a place: the fewer its fibres, the longer are its chains.
+_STRIPE_NARROWER, _STRIPE_BLOCK = 4, 32
+
+
+def scan_stripes(fibres: int, n: int, vector: int, leaves: int) -> Columns | None:
+    """A CTA for 32 neighbours, where there are too few for a thread each; else None."""
+    vector = max(1, vector // _STRIPE_NARROWER)
+    while vector > 1 and fibres // vector < 32 * _ENOUGH_STRIPES:
+        vector //= 2
+    block = min(_STRIPE_BLOCK, max(4, _STRIPE_VALUES // (vector * leaves)))
+    block = power_of_two(block + 1) // 2
+    if fibres // vector < 32 * _ENOUGH_STRIPES or n < 4 * STRIPE_WARPS * block:
+        return None
+    return Columns(vector, block, n, 1)
+
+
 # Places of a ring's block, blocks of a ring, and the most shared memory of a CTA that
 # has a multiprocessor for itself.
 _RING_BLOCK, _RING, _RING_BYTES = 8, 8, 128 * 1024

@@ -233,13 +233,16 @@ def _count(word):
 def _indexed(row: _Row, keys: Keys, index, wanted: bool) -> None:
     """Sort places by their values, and give them, after the values if wanted."""
     merged, wide = Region(keys.merged, [keys.dtype]), ir.IntegerType.get_signless(64)
+    bits = (row.count * th.WARP - 1).bit_length()
     pairs = []
     for v, (place, _) in zip(row.load(), row.places(), strict=True):
-        high = arith.shli(arith.extui(wide, merged(v)[0]), th.i64(32))
+        high = arith.shli(arith.extui(wide, merged(v)[0]), th.i64(bits))
         pairs.append(arith.ori(high, arith.extui(wide, place)))
-    pairs = _bitonic.sort(row.padded(pairs, th.i64(-1)), row.lane)
-    narrow = ir.IntegerType.get_signless(32)
-    places = row.turned([arith.trunci(narrow, p) for p in pairs], np.dtype(np.int32))
+    # What is beyond the row comes after every key, and before the doubles' infinity.
+    pairs = _bitonic.sort(row.padded(pairs, th.i64(1 << 62)), row.lane)
+    narrow, ones = ir.IntegerType.get_signless(32), th.i32((1 << bits) - 1)
+    places = [arith.andi(arith.trunci(narrow, p), ones) for p in pairs]
+    places = row.turned(places, np.dtype(np.int32))
     row.store([convert(p, np.int32, index) for p in places], int(wanted))
     if not wanted:
         return

@@ -34,27 +34,45 @@ _PARTED = ("bf16x3", "bf16x6")
 _EIGHTHS = (np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2))
 # Copies move whole rows of so many bytes; other sizes are padded with zeros.
 _ROW_BYTES = 128
+# Rows lie by so many in shared memory.
+_TILED = 8
 _LEAST = 128
+# Multiprocessors of an H200, and the share of them that the last wave of thin tiles keeps.
+_WAVE, _SHARE = 132, 0.8
 
 # Two warpgroups fill the tensor cores by 128 x 128 each; with a seed's strips one block
 # less fits. Registers hold two sums of 64 x 128, not of 128 x 128.
 _PLAIN = _gemm.Plan((128, 128), True, 64, 4, 64)
 _SEEDED = _gemm.Plan((128, 128), True, 64, 3, 32)
+# Of a result with a thin side the operands' reading is all: many CTAs, each with much of
+# it under way.
+_THIN = _gemm.Plan((64, 64), True, 128, 6, 64, groups=1)
 _PROMOTED = {
     64: _gemm.Plan((64, 128), False, 64, 5, 32, True),
     128: _gemm.Plan((64, 128), False, 128, 3, 32, True),
 }
 
 
-def _plan(policy: MmaPolicy, seeded: bool, dtype, out) -> _gemm.Plan:
-    """The plan of a product of operands of a dtype."""
-    if policy.promote_every is None:
+def _is_thin(sizes: Sequence[int], policy: MmaPolicy) -> bool:
+    """Whether a result of (batch, m, n) is a row of tiles, about one for each CTA."""
+    batch, m, n = sizes
+    side = _THIN.tile[0]
+    tiles = batch * -(-max(m, n) // side)
+    full = tiles >= _SHARE * _WAVE * -(-tiles // _WAVE)
+    return min(m, n) <= side and full and policy.promote_every is None
+
+
+def _plan(policy: MmaPolicy, seeded: bool, dtype, out, sizes) -> _gemm.Plan:
+    """The plan of a product of operands of a dtype, with a result of (batch, m, n)."""
+    if _is_thin(sizes, policy):
+        plan = replace(_THIN, steps=5) if seeded else _THIN
+    elif policy.promote_every is None:
         plan = _SEEDED if seeded else _PLAIN
     else:
         plan = _PROMOTED[policy.promote_every]
     if np.dtype(dtype).itemsize == 1:
         plan = replace(plan, steps=5)
-    elif seeded and plan.k == 128:
+    elif seeded and plan.k == 128 and plan.promote:
         plan = replace(plan, steps=2)  # the strips of the seed take a block's room
     return plan if np.dtype(out).itemsize < 4 else replace(plan, strip=32)
 
@@ -129,12 +147,14 @@ def _slower(*avals, roles, policy, acc, seeded, region, out):
     a, b, *_ = avals
     bare = not seeded and region is None and policy.promote_every is None
     bare = bare and not _contract.is_chain(policy, acc)
+    sizes = roles.sizes(a.shape, b.shape)
+    batch, m, n = (math.prod(sizes[d] for d in g) for g in _groups(roles)[:3])
+    if _is_thin((batch, m, n), policy) and not _contract.is_chain(policy, acc):
+        return None
     if bare and np.dtype(out) == acc:
         return (
             "XLA's own dot takes one pass too; insist on the kernel by implementation="
         )
-    sizes = roles.sizes(a.shape, b.shape)
-    m, n = (math.prod(sizes[d] for d in g) for g in _groups(roles)[1:3])
     if min(m, n) < _LEAST:
         return f"a tile of {_LEAST} is more than the result's {m} x {n}"
     return None
@@ -179,10 +199,20 @@ def _columns(dtype) -> int:
     return _ROW_BYTES // np.dtype(dtype).itemsize
 
 
-def _padded(x, multiple: int):
-    """Zeros up to multiples of a size of the last two axes."""
-    widths = [(0, 0)] * (x.ndim - 2) + [(0, -s % multiple) for s in x.shape[-2:]]
-    return jnp.pad(x, widths) if any(w for _, w in widths) else x
+def _rounded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _padded(x, rows: int, columns: int):
+    """Zeros up to multiples of sizes of the last two axes."""
+    more = [-s % m for s, m in zip(x.shape[-2:], (rows, columns), strict=True)]
+    widths = [(0, 0)] * (x.ndim - 2) + [(0, n) for n in more]
+    return jnp.pad(x, widths) if any(more) else x
+
+
+def _tiled(x, dtype):
+    """As copies take it: what lies beyond its rows they fill with zeros."""
+    return _padded(x, min(_TILED, x.shape[-2]), _columns(dtype))
 
 
 class _Side(NamedTuple):
@@ -201,16 +231,16 @@ class _Side(NamedTuple):
             parts = _contract.parts_of(x, policy)
         else:
             parts = [x if whole else _contract.to_carrier(x, to)]
-        return cls(jnp.stack([_padded(p, _columns(p.dtype)) for p in parts]), minor_k)
+        return cls(jnp.stack([_tiled(p, p.dtype) for p in parts]), minor_k)
 
     @property
     def free(self) -> int:
-        """The padded size beside K."""
+        """The size beside K."""
         return self.parts.shape[2 if self.minor_k else 3]
 
     @property
     def k(self) -> int:
-        """The padded size of K."""
+        """The size of K, padded where it is last."""
         return self.parts.shape[3 if self.minor_k else 2]
 
 
@@ -247,7 +277,7 @@ def _chains(a, b, c, roles, groups, policy, out, finish):
     count = math.prod(a.shape[roles.a.index(d)] for d in groups[3])
     left = _k_first(a, roles.a, groups, 1, policy)
     right = _k_first(b, roles.b, groups, 2, policy)
-    c = None if c is None else _padded(c, _chain_gemm.TILE)
+    c = None if c is None else _padded(c, _chain_gemm.TILE, _chain_gemm.TILE)
     return _chain_gemm.multiply(left, right, c, count, out, finish)
 
 
@@ -256,11 +286,13 @@ def _sums(a, b, c, roles, groups, policy, out, finish):
     left = _Side.of(a, roles.a, groups, 1, policy, b.dtype)
     right = _Side.of(b, roles.b, groups, 2, policy, a.dtype)
     dtype = left.parts.dtype
-    c = None if c is None else _padded(c, _columns(dtype))
+    c = None if c is None else _tiled(c, dtype)
     pairs, first_high = _parts(policy)
+    n, k = _rounded(right.free, _columns(dtype)), max(left.k, right.k)
     product = _gemm.Product(
-        left.parts.shape[1], left.free, right.free, left.k, left.minor_k, right.minor_k,
-        pairs, first_high, c is not None, out,
+        left.parts.shape[1], left.free, n, k, left.minor_k, right.minor_k, pairs,
+        first_high, c is not None, out,
     )  # fmt: skip
-    plan, cores = _plan(policy, c is not None, dtype, out), _multiprocessors()
+    sizes = (product.batch, product.m, product.n)
+    plan, cores = _plan(policy, c is not None, dtype, out, sizes), _multiprocessors()
     return _gemm.multiply(left.parts, right.parts, c, product, plan, finish, cores)

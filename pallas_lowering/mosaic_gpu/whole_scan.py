@@ -2,7 +2,8 @@
 
 Within a tile totals go up and prefixes come down, under `fixed_tree` by its own blocks.
 From tile to tile a warp carries the prefix, or under `fixed_tree` the partial trees that
-make it up. Few long fibres are cut: totals of chunks, their prefixes, then the chunks.
+make it up. Few long fibres are cut: totals of chunks, their prefixes, then the chunks;
+where there are enough of them for a CTA for each 32, in any grouping, they are read once.
 Folds, and recurrences under a tree policy, give each fibre one thread.
 """
 
@@ -20,6 +21,7 @@ from jaxtile.pallas_lowering.mosaic_gpu._source import Fibres
 from jaxtile.pallas_lowering.mosaic_gpu._states import Algebra
 from jaxtile.pallas_lowering.mosaic_gpu.scan_columns import columns
 from jaxtile.pallas_lowering.mosaic_gpu.scan_rows import rows
+from jaxtile.pallas_lowering.mosaic_gpu.scan_stripes import stripes
 from jaxtile.policy import Kind, Policy
 from jaxtile.primitives import _prefix
 from jaxtile.primitives._operands import unpack
@@ -41,8 +43,13 @@ def _scan(fibres: Fibres, seed: Seed, shown: Shown, policy: Policy) -> list[jax.
     vector = fibres.vector(inner)
     plan = _plan.scan_columns(outer * inner, n, vector, leaves, chain)
     if plan.chunks > 1:
+        striped = _plan.scan_stripes(outer * inner, n, vector, leaves)
+        if striped is not None and policy.kind is Kind.TREE:
+            return stripes(fibres, seed, shown, striped)
         seed = _chunk_seeds(fibres, seed, plan, policy)
-    elif policy.kind is Kind.TREE and fibres.algebra.spec.reducer.native in _RECURRENCES:
+    elif (
+        policy.kind is Kind.TREE and fibres.algebra.spec.reducer.native in _RECURRENCES
+    ):
         # A recurrence as it is written: one multiply and one add a step.
         chain = True
     if chain and inner > 1 and _ring.serves(fibres, plan.vector):

@@ -13,6 +13,8 @@ from oracle import same_bits
 pytestmark = pytest.mark.gpu
 
 _SHAPES = [(128, 64, 128), (256, 512, 256), (300, 200, 260), (1000, 77, 130), (1, 1, 1)]
+# A thin side, and enough of the other for the plan of such.
+_THIN = [(16, 640, 6200), (6151, 264, 3), (1, 129, 6144)]
 _OWN = {"implementation": "mosaic_gpu"}
 
 
@@ -32,7 +34,7 @@ def _close(got, want, bound):
 
 @pytest.mark.parametrize("out", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
-@pytest.mark.parametrize("shape", _SHAPES)
+@pytest.mark.parametrize("shape", [*_SHAPES, *_THIN])
 def test_a_seed_and_an_epilogue(shape, dtype, out):
     m, k, n = shape
     a, b = _drawn("a", (m, k), dtype), _drawn("b", (k, n), dtype)

@@ -210,6 +210,45 @@ def test_chains_come_through_a_ring(machine, dtypes, direction):
         _check(machine, fn, a, b)
 
 
+@pytest.fixture
+def striped(small, monkeypatch):
+    """Few neighbouring fibres are enough for CTAs of their own."""
+    monkeypatch.setattr(_plan, "_ENOUGH_STRIPES", 1)
+    monkeypatch.setattr(_plan, "_STRIPE_VALUES", 4)
+    monkeypatch.setattr(_plan, "_ENOUGH_THREADS", 1000)
+
+
+_STRIPED = {
+    "sums": (jt.add, ["int32"], {}),
+    "sums of pairs": (jt.add, ["int16"], {"acc_dtype": "int32"}),
+    "highest": (jt.argmax, ["float32"], {}),
+    "exact": (jt.affine, ["int32", "int32"], {"return_final": True}),
+    "masked": (jt.argmax, ["float32"], {"masked": True, "return_final": True}),
+    "seeded": (jt.maximum, ["float32"], {"init": True, "exclusive": True}),
+}
+
+
+@pytest.mark.parametrize("direction", ["prefix", "reverse", "suffix"])
+@pytest.mark.parametrize("shape", [(2, 320, 35), (1, 517, 64), (1, 264, 36)])
+@pytest.mark.parametrize("name", _STRIPED)
+def test_few_fibres_are_read_once(machine, striped, name, shape, direction):
+    reducer, dtypes, options = _STRIPED[name]
+    options = {"policy": "ordered_tree", "direction": direction, **options}
+    leaves = [_data(shape, d, seed=k) for k, d in enumerate(dtypes)]
+    if options.pop("masked", False):
+        options["where"] = _mask(shape)
+    if options.get("init"):
+        options["init"] = _data((shape[0], shape[2]), seed=9)
+
+    def fn(*given):
+        given = given if len(given) > 1 else given[0]
+        return jt.scan(given, 1, reducer, **options)
+
+    ((blocks, groups),) = _check(machine, fn, *leaves)
+    vector = 2 if shape[2] == 64 else 1
+    assert (blocks, groups) == (-(-shape[0] * shape[2] // (32 * vector)), 4)
+
+
 @pytest.mark.parametrize("policy", ["fold_left", "fold_right"])
 @pytest.mark.parametrize(
     ("dtypes", "cols"),
