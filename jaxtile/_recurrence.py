@@ -54,12 +54,18 @@ def _exp(z):
     return jnp.exp2(z * math.log2(math.e))
 
 
-def _sigmoid(z):
-    """1 / (1 + exp(-z)), the reciprocal as the square of a root's."""
+def _sides(z):
+    """s = 1 / (1 + exp(-z)), the reciprocal as the square of a root's, and 1 - s."""
     # Below, exp(-z) is infinite, and the derivative of its root no number.
     least = -700.0 if z.dtype == jnp.float64 else -87.0
-    root = lax.rsqrt(1.0 + _exp(-jnp.maximum(z, least)))
-    return root * root
+    other = _exp(-jnp.maximum(z, least))
+    root = lax.rsqrt(1.0 + other)
+    s = root * root
+    return s, other * s
+
+
+def _sigmoid(z):
+    return _sides(z)[0]
 
 
 _SERIES = 0.125
@@ -100,14 +106,14 @@ def _pulled(decay, slow, dy):
 def _back(x, decay, gate, slow, dy, later, before):
     """dx, ddecay, dgate, and what dslow sums; later is g_(t+1), before h_(t-1)."""
     dh = dy + later
-    r, i = _sigmoid(decay), _sigmoid(gate)
+    (r, r_rest), (i, i_rest) = _sides(decay), _sides(gate)
     log_a = slow * r
     a = _exp(log_a)
     w = _rest(log_a, a)
     inverse = _inverse(w)
     up = dh * (w * inverse) * i
     dslow = a * dh * (before - a * inverse * (i * x)) * r
-    return up, slow * dslow * (1.0 - r), up * x * (1.0 - i), dslow
+    return up, slow * dslow * r_rest, up * x * i_rest, dslow
 
 
 class _Steps:
@@ -170,13 +176,13 @@ def _like(x: Any, decay: Any, gate: Any, rate: Any, *rest: Any) -> tuple:
 
 
 @kernel(out=_like, tuned=_tuned(16, _SMALL))
-def recurrence_back(nest: Nest, *views, block=128, lanes=128, ahead=False):
+def recurrence_back(nest: Nest, *views, block=128, lanes=128, ahead=False, lag=1):
     x, decay, gate, rate, y, dy, dx, ddecay, dgate, dslow = views
     batch, lane = nest.parallel(x.shape[0]), nest.parallel(x.shape[2], lanes)
     slow = _RATE * activations.softplus(_wide(rate.tile(lane)))
     zero = nest.zeros(lane, slow.dtype)
     # h_(t-1) as it was stored: rounded, where x is
-    given = [(x, 0), (decay, 0), (gate, 0), (dy, 0), (y, -1)]
+    given = [(x, 0), (decay, 0), (gate, 0), (dy, 0), (y, -lag)]
     steps = _Steps(given, batch, lane, block, ahead)
     last = (x.shape[1] - 1) // block * block
 
@@ -202,8 +208,12 @@ def _forward(*operands, **config):
     return y, (*operands, y)
 
 
-def _backward(residuals, dy, **config):
-    *moved, dslow = recurrence_back(*residuals, dy, **config)
+def _backward(residuals, dy, *, implementation=None, **config):
+    *given, y = residuals
+    if implementation == "tpu":  # no window, which would begin a step before a block
+        y, config = jnp.pad(y[:, :-1], ((0, 0), (1, 0), (0, 0))), {**config, "lag": 0}
+    config["implementation"] = implementation
+    *moved, dslow = recurrence_back(*given, y, dy, **config)
     rate = residuals[3]
     drate = _RATE * jax.nn.sigmoid(rate.astype(dslow.dtype)) * jnp.sum(dslow, 0)
     return *moved, drate.astype(rate.dtype)

@@ -136,6 +136,32 @@ _TPU = {
     ),
 }
 
+_HEADS, _KEYS = (2, 2, 3, 256, 128), (2, 2, 200, 128)
+
+
+def _attention_pulled():
+    """What the derivatives of attention are given: norms and deltas of one scale."""
+    words = jnp.array([200, 130], jnp.int32)
+    norms, deltas = _f32(*_HEADS[:-1]) + 8, _f32(*_HEADS[:-1])
+    return _f32(*_HEADS), _f32(*_KEYS), _f32(*_KEYS), words, _f32(*_HEADS), norms, deltas
+
+
+_CAUSAL = {"causal": True, "scale": 0.1}
+_TPU |= {
+    "attention_with_norms": (
+        _attention.attention_with_norms,
+        lambda: _attention_pulled()[:4],
+        _CAUSAL,
+    ),
+    "attention_dq": (_attention.attention_dq, _attention_pulled, _CAUSAL),
+    "attention_dkv": (_attention.attention_dkv, _attention_pulled, _CAUSAL),
+    "recurrence_back": (
+        _recurrence.recurrence_back,
+        lambda: (*[_f32(2, 200, 256)] * 3, _f32(256), *[_f32(2, 200, 256)] * 2),
+        {"lag": 0},
+    ),
+}
+
 
 @pytest.mark.parametrize("name", _TPU)
 def test_blocks_of_a_grid_agree_with_plain_jax(name, monkeypatch):
@@ -148,7 +174,8 @@ def test_blocks_of_a_grid_agree_with_plain_jax(name, monkeypatch):
     anywhere = "jaxtile.pallas_lowering._choice.elsewhere"
     monkeypatch.setattr(anywhere, lambda name, platform: None)
     got = jax.jit(lambda *v: kernel(*v, implementation="tpu", **config))(*args)
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 @targets.needs_libtpu
@@ -159,6 +186,23 @@ def test_kernels_compile_for_tpu(name):
     call = lambda *v: kernel(*v, implementation="tpu", **config)  # noqa: E731
     for chip in ("v5e", "v6e", "tpu7x"):
         targets.compile_array_for_tpu(call, *shapes, chip=chip)
+
+
+def test_the_derivative_of_a_kernel_for_tpu_is_one_too(monkeypatch):
+    interpreted = functools.partial(pl.pallas_call, interpret=True)
+    monkeypatch.setattr("jaxtile.kernels.blocks.pl.pallas_call", interpreted)
+    anywhere = "jaxtile.pallas_lowering._choice.elsewhere"
+    monkeypatch.setattr(anywhere, lambda name, platform: None)
+    args = (*[_f32(1, 140, 128)] * 3, _f32(128))
+
+    def pulled(name):
+        def call(*v):
+            return _recurrence.recurrence(*v, implementation=name)
+
+        return jax.jit(lambda *v: jax.vjp(call, *v)[1](v[0]))(*args)
+
+    for got, want in zip(pulled("tpu"), pulled("reference"), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_blocks_that_a_tpu_does_not_take():

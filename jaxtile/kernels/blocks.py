@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,20 @@ from jaxtile.kernels.nest import Nest
 from jaxtile.kernels.views import TileRef
 
 Key = tuple[str, int, tuple]
+
+
+class Cut(NamedTuple):
+    """How an axis is cut into blocks.
+
+    Args:
+        axis: of the grid, or -1 where a block has all of it.
+        size: of a block; None is a coordinate, which the grid drops.
+        point: tiles have one coordinate of it, that a nest chooses.
+    """
+
+    axis: int
+    size: int | None
+    point: bool = False
 
 
 class Blocks(direct.Loops):
@@ -53,23 +67,22 @@ class Blocks(direct.Loops):
             starts = tuple(jnp.clip(p.start, 0, p.extent - 1) for p in ref.parts)
             value = self._refs[key][starts or (0,)]
         else:
-            value = self._refs[key][self._where(ref)]
+            value = self._refs[key][self._where(ref, key)]
         mask = direct.mask_of(ref.parts)
         if mask is None:
             return value
         return jnp.where(mask, value, jnp.full(mask.shape, plain.fill_of(ref)))
 
     def store(self, ref: TileRef, value: Any) -> None:
-        self._at(ref)[self._where(ref)] = value
-
-    def _at(self, ref: TileRef) -> Any:
         key = key_of(ref.view.role, ref.view.place, ref.parts, self._parallel)
-        return self._refs[key]
+        self._refs[key][self._where(ref, key)] = value
 
-    def _where(self, ref: TileRef) -> Any:
+    def _where(self, ref: TileRef, key: Key) -> Any:
         """The place in the block; the grid has dropped parallel coordinates."""
-        where = []
-        for part in ref.parts:
+        where: list[Any] = []
+        for axis, part in enumerate(ref.parts):
+            if axis == len(ref.parts) - 1 and _set_apart(key[2]):
+                where.append(0)
             if part.handle in self._parallel:
                 where += [] if part.dim is None else [slice(None)]
             elif part.dim is None:
@@ -88,12 +101,13 @@ def key_of(
 
     def cut(part: Part):
         if part.handle is not None and part.handle in parallel:
-            return parallel.index(part.handle), part.dim and part.handle.block
+            size = part.dim and part.handle.block
+            return Cut(parallel.index(part.handle), size, part.dim is None)
         if part.handle is not None or part.whole:
             count = part.handle.count * part.size if part.handle else part.size
-            return -1, max(count, part.extent)
+            return Cut(-1, max(count, part.extent), part.dim is None)
         if part.dim is None and isinstance(part.start, int):
-            return -1, part.extent
+            return Cut(-1, part.extent)
         raise UnsupportedOnBackend(
             message(
                 "kernel on tpu",
@@ -109,7 +123,21 @@ def key_of(
 
 
 # Instead of how each axis is cut: single elements, from scalar memory.
-SCALARS = ((-1, 0),)
+SCALARS = (Cut(-1, 0),)
+
+
+def _set_apart(cuts: Sequence[Cut]) -> bool:
+    """Whether the last axis has the tiles of 8 by 128 alone.
+
+    Of the axis before it a nest chooses single coordinates, which no load of tiles does: an
+    axis of one comes between.
+    """
+    return len(cuts) > 1 and cuts[-2].point
+
+
+def _apart(key: Key, each: Sequence, one: Any) -> tuple:
+    """What is said of each axis, with `one` of the axis that comes between."""
+    return (*each[:-1], one, each[-1]) if _set_apart(key[2]) else tuple(each)
 
 
 def _spec(key: Key) -> pl.BlockSpec:
@@ -117,20 +145,19 @@ def _spec(key: Key) -> pl.BlockSpec:
         from jax.experimental.pallas import tpu as pltpu
 
         return pl.BlockSpec(memory_space=pltpu.SMEM)
-    shape = [None if size is None else size for _, size in key[2]]
 
     def index(*grid):
-        return tuple(0 if axis < 0 else grid[axis] for axis, _ in key[2])
+        return _apart(key, [0 if c.axis < 0 else grid[c.axis] for c in key[2]], 0)
 
-    return pl.BlockSpec(tuple(shape), index)
+    return pl.BlockSpec(_apart(key, [c.size for c in key[2]], 1), index)
 
 
-def _padded(key: Key, shape: Sequence[int]) -> list[int]:
+def _padded(key: Key, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of an array whose walked axes hold whole blocks."""
     if key[2] == SCALARS:
-        return list(shape) or [1]
+        return tuple(shape) or (1,)
     pairs = zip(key[2], shape, strict=True)
-    return [max(n, size) if axis < 0 else n for (axis, size), n in pairs]
+    return tuple(max(n, c.size or 1) if c.axis < 0 else n for c, n in pairs)
 
 
 def _require_tiles(key: Key, shape: Sequence[int]) -> None:
@@ -138,7 +165,9 @@ def _require_tiles(key: Key, shape: Sequence[int]) -> None:
     if key[2] == SCALARS:
         return
     least = [1] * max(len(shape) - 2, 0) + [8, 128][-len(shape) :]
-    for (axis, size), n, unit in zip(key[2], shape, least, strict=True):
+    if _set_apart(key[2]):
+        least[-2] = 1
+    for (axis, size, _), n, unit in zip(key[2], shape, least, strict=True):
         if axis >= 0 and n > 1 and (size or 1) % unit and size != n:
             raise UnsupportedOnBackend(
                 message(
@@ -158,7 +187,8 @@ def _brought(key: Key, array: Any) -> Any:
     _require_tiles(key, array.shape)
     shape = _padded(key, array.shape)
     pads = [(0, m - n) for m, n in zip(shape, array.shape, strict=True)]
-    return jnp.pad(array, pads) if any(high for _, high in pads) else array
+    array = jnp.pad(array, pads) if any(high for _, high in pads) else array
+    return array.reshape(_apart(key, shape, 1))
 
 
 def launch(name: str, call: Callable, operands, results, engine, arrays) -> list:
@@ -181,7 +211,7 @@ def launch(name: str, call: Callable, operands, results, engine, arrays) -> list
     for k in writes:
         _require_tiles(k, shapes[k[1]].shape)
     outs = [
-        jax.ShapeDtypeStruct(tuple(_padded(k, s.shape)), s.dtype)
+        jax.ShapeDtypeStruct(_apart(k, _padded(k, s.shape), 1), s.dtype)
         for k, s in zip(writes, shapes, strict=True)
     ]
 
@@ -200,5 +230,6 @@ def launch(name: str, call: Callable, operands, results, engine, arrays) -> list
         name=name,
     )(*given)
     return [
-        v[tuple(slice(n) for n in s.shape)] for v, s in zip(found, shapes, strict=True)
+        v.reshape(_padded(k, s.shape))[tuple(slice(n) for n in s.shape)]
+        for v, k, s in zip(found, writes, shapes, strict=True)
     ]
