@@ -370,3 +370,21 @@ def test_what_closed_gates_let_in_keeps_its_size(x64, decay, dtype):
     for grad, part in ((dx, 1), (ddecay, 0.5), (dgate, 0.5)):
         want = np.multiply([2, 1], part * root)
         np.testing.assert_allclose(grad[0, :, 0], want, rtol=rtol)
+
+
+@pytest.mark.parametrize("open_by", [17.0, 25.0, 60.0])
+def test_what_open_gates_still_feel_keeps_its_size(open_by):
+    x = jnp.ones((1, 1, 1), "float32")
+    args = x, open_by * x, open_by * x, jnp.full(1, -3.0, "float32")
+    _, _, ddecay, dgate = (g.item() for g in _with_gates(*args))
+    slow, rest = -8 * np.log1p(np.exp(-3.0)), 1 / (1 + np.exp(open_by))
+    a = np.exp(slow * (1 - rest))
+    root = np.sqrt(1 - a * a)
+    np.testing.assert_allclose(ddecay, -a * a * slow / root * rest, rtol=1e-5)
+    np.testing.assert_allclose(dgate, root * rest, rtol=1e-5)
+
+
+def _with_gates(*args):
+    y, pull = jax.vjp(jt.nn.gated_recurrence, *args)
+    dx, ddecay, dgate, _ = pull(jnp.ones_like(y))
+    return y, dx, ddecay, dgate
