@@ -122,6 +122,16 @@ def _line(spec: Spec, block, mask, state, valid):
     return wide, known
 
 
+def _neutral_line(spec: Spec, lines, neutral):
+    """As `_line`, of terms that are neutral before their place: an op less for each."""
+    column = lax.broadcasted_iota(np.int32, lines.shape, lines.ndim - 1)
+    terms = [
+        jnp.where(column >= j, lines[..., j : j + 1], neutral)
+        for j in range(lines.shape[-1])
+    ]
+    return functools.reduce(lambda a, b: spec.merge([a], [b])[0], terms)
+
+
 def by_lines(spec: Spec, elements, axis, init, mask, before=None) -> list:
     """The strict chain along the last axis, a line of columns at a time.
 
@@ -200,8 +210,7 @@ def in_lines(spec: Spec, elements, axis, joined=False) -> list:
         (ahead,), _ = _exclusive_totals(spec, [whole], None, None, axis - 1, True)
         before = spec.merge([jnp.broadcast_to(ahead, before.shape)], [before])[0]
     before = jnp.moveaxis(before, 0, axis)[..., None]
-    lines = _line(spec, parts, None, *_fold.start(spec, totals.shape, None, False))
-    outs = _shown(spec, ([before], None), *lines)
+    outs = _shown(spec, ([before], None), [_neutral_line(spec, lifted, neutral)], None)
     flat = [v.reshape(*shape[:axis], -1) for v in outs]
     return [lax.slice_in_dim(v, 0, n, axis=axis) for v in flat]
 
