@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 _SHAPES = [(128, 64, 128), (256, 512, 256), (300, 200, 260), (1000, 77, 130), (1, 1, 1)]
 # A thin side, and enough of the other for the plan of such.
-_THIN = [(16, 640, 6200), (6151, 264, 3), (1, 129, 6144)]
+_THIN = [(16, 640, 7000), (7011, 264, 3), (1, 129, 6912)]
 _OWN = {"implementation": "mosaic_gpu"}
 
 
