@@ -143,7 +143,15 @@ def _attention_pulled():
     """What the derivatives of attention are given: norms and deltas of one scale."""
     words = jnp.array([200, 130], jnp.int32)
     norms, deltas = _f32(*_HEADS[:-1]) + 8, _f32(*_HEADS[:-1])
-    return _f32(*_HEADS), _f32(*_KEYS), _f32(*_KEYS), words, _f32(*_HEADS), norms, deltas
+    return (
+        _f32(*_HEADS),
+        _f32(*_KEYS),
+        _f32(*_KEYS),
+        words,
+        _f32(*_HEADS),
+        norms,
+        deltas,
+    )
 
 
 _CAUSAL = {"causal": True, "scale": 0.1}
