@@ -57,7 +57,9 @@ class RowRing(Staged):
         plan: places of a block, and blocks of the ring.
     """
 
-    def __init__(self, reader: Reader, words: th.Words, thread, rows: int, plan: Columns):
+    def __init__(
+        self, reader: Reader, words: th.Words, thread, rows: int, plan: Columns
+    ):
         super().__init__(reader, words, thread, rows)
         self.block, self.ring = plan.block, plan.ring
         self.chunks = plan.block // self.vector

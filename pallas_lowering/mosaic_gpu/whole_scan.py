@@ -42,7 +42,9 @@ def _scan(fibres: Fibres, seed: Seed, shown: Shown, policy: Policy) -> list[jax.
     plan = _plan.scan_columns(outer * inner, n, vector, leaves, chain)
     if plan.chunks > 1:
         seed = _chunk_seeds(fibres, seed, plan, policy)
-    elif policy.kind is Kind.TREE and fibres.algebra.spec.reducer.native in _RECURRENCES:
+    elif (
+        policy.kind is Kind.TREE and fibres.algebra.spec.reducer.native in _RECURRENCES
+    ):
         # A recurrence as it is written: one multiply and one add a step.
         chain = True
     if chain and inner > 1 and _ring.serves(fibres, plan.vector):
