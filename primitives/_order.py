@@ -90,6 +90,17 @@ def keys_of(x, order: Order):
     return jnp.where(magnitude > infinity, nan, keys)
 
 
+def values_of(keys, order: Order, dtype):
+    """The inverse of `keys_of`, where a key is of one value: no zero, and no NaN."""
+    word = keys.dtype
+    zero, ones, top = word.type(0), ~word.type(0), _top(word)
+    flip = ones if order.descending else zero
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return value_of(keys ^ (flip ^ (top if dtype.kind == "i" else zero)), dtype)
+    flip = zero if order.descending else top
+    return value_of(jnp.where(keys >= top, keys ^ flip, ~keys ^ flip ^ top), dtype)
+
+
 def ranks_of(x, order: Order):
     """The keys as signed integers of 32 or 64 bits, which everything compares."""
     if x.dtype.itemsize < 4:
@@ -98,6 +109,12 @@ def ranks_of(x, order: Order):
     keys = keys_of(x, order)
     word = np.dtype(f"int{8 * keys.dtype.itemsize}")
     return lax.bitcast_convert_type(keys ^ _top(keys.dtype), word)
+
+
+def keys_of_ranks(rank):
+    """The keys again."""
+    keys = lax.bitcast_convert_type(rank, unsigned_of(rank.dtype))
+    return keys ^ _top(keys.dtype)
 
 
 def permutation(keys, platform: str):
@@ -139,9 +156,7 @@ def ranked(x, order: Order, platform: str):
 
     def undone(keys):
         found = lax.sort(keys, dimension=last, is_stable=False)
-        flip = none if order.descending else top
-        bits = jnp.where(found >= top, found ^ flip, ~found ^ flip ^ top)
-        return value_of(bits, x.dtype)
+        return values_of(found, order, x.dtype)
 
     return lax.cond(doubtful, exact, undone, keys)
 

@@ -1,18 +1,19 @@
 """Sorting and selecting in columns of registers, one column a lane.
 
-A tile is a list of groups of 8 rows, each a plane of (8, 128), so that partners 8 rows or
-more apart are two registers, compared once and moved nowhere. Each row of a tile is a
-tuple of planes: ranks, source indices, and what is carried along.
+A tile is a list of groups of 8 rows, each a plane of (8, 128), compared register with
+register and moved nowhere while its rows are those that the list is to order: `sort_columns`
+asks for rows far apart in a group. Each row of a tile is a tuple of planes: ranks, source
+indices, and what is carried along; or ranks alone, where equal ones are the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.pallas import tpu as pltpu
 
 SUBLANES, LANES = 8, 128
 LAST = np.int32(np.iinfo(np.int32).max)
@@ -22,6 +23,8 @@ Group = tuple
 
 
 def _before(a: Group, b: Group):
+    if len(a) == 1:
+        return a[0] < b[0]
     return (a[0] < b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
 
 
@@ -35,44 +38,75 @@ def _exchange(a: Group, b: Group) -> tuple[Group, Group]:
     return _pick(keep, a, b), _pick(keep, b, a)
 
 
-def _across(group: Group, step: int) -> Group:
-    """What stands at the sublane that differs in one bit."""
-    if step == SUBLANES // 2:
-        return tuple(pltpu.roll(v, step, 0) for v in group)
-    low = (_sublane(group) & step) == 0
-    down = (pltpu.roll(v, SUBLANES - step, 0) for v in group)
-    up = (pltpu.roll(v, step, 0) for v in group)
-    return tuple(jnp.where(low, v, w) for v, w in zip(down, up, strict=True))
+def _sublane() -> jax.Array:
+    return lax.broadcasted_iota(jnp.int32, (SUBLANES, LANES), 0)
 
 
-def _sublane(group: Group):
-    return lax.broadcasted_iota(jnp.int32, group[0].shape, 0)
+def _across(group: Group, bits: int) -> Group:
+    """What stands at the sublane that differs in these bits."""
+    other = _sublane() ^ bits
+    mode = "promise_in_bounds"  # the others are refused, or compared with the extent
+    return tuple(jnp.take_along_axis(v, other, 0, mode=mode) for v in group)
 
 
-def _within(group: Group, p: int, q: int, row: int) -> Group:
-    """One step of the network between rows of a group, which starts at `row`."""
-    other = _across(group, 1 << q)
-    first = (_sublane(group) >> q & 1) == (row >> p & 1)
-    if 1 << p < SUBLANES:
-        first = ((_sublane(group) >> q) ^ (_sublane(group) >> p)) & 1 == 0
-    return _pick(_before(group, other) == first, group, other)
+def _odd_even(n: int) -> list[tuple[int, int]]:
+    """Batcher's odd-even merge sort of a power of two: pairs to put in order."""
+    pairs = []
+    for run in (1 << p for p in range(n.bit_length() - 1)):
+        apart = run
+        while apart:
+            pairs += [
+                (i, i + apart)
+                for i in range(apart % run, n - apart)
+                if (i - apart % run) // apart % 2 == 0
+                and i // (2 * run) == (i + apart) // (2 * run)
+            ]
+            apart //= 2
+    return pairs
 
 
-def sort_columns(groups: Sequence[Group]) -> list[Group]:
-    """Every column in order, by a bitonic network; a power of two of groups."""
+def sort_columns(groups: Sequence[Group], count: int) -> list[Group]:
+    """Every column in order.
+
+    A column has `count` neighbouring sublanes: its rows, before and after, are those of
+    the first sublane in all groups, then those of the next.
+
+    Args:
+        groups: 2 or more, a power of two.
+        count: a power of two, at most 8.
+    """
     groups = list(groups)
-    for p in range(1, (SUBLANES * len(groups)).bit_length()):
-        for q in reversed(range(p)):
-            apart = (1 << q) // SUBLANES
-            if not apart:
-                groups = [_within(g, p, q, SUBLANES * i) for i, g in enumerate(groups)]
-                continue
-            for i in range(len(groups)):
-                if not i & apart:
-                    pair = _exchange(groups[i], groups[i + apart])
-                    descends = (SUBLANES * i) >> p & 1
-                    groups[i], groups[i + apart] = pair[::-1] if descends else pair
+    for i, j in _odd_even(len(groups)):
+        groups[i], groups[j] = _exchange(groups[i], groups[j])
+    span = 1
+    while span < count:
+        groups = _merged(groups, span)
+        span *= 2
     return groups
+
+
+def _merged(groups: list[Group], span: int) -> list[Group]:
+    """Runs in order of twice as many sublanes, from runs of `span`.
+
+    The second run is read from its end, so that all runs ascend.
+    """
+    first = (_sublane() & span) == 0
+    for i in range(len(groups) // 2):
+        a, b = groups[i], _across(groups[-1 - i], 2 * span - 1)
+        keep = _before(a, b) == first
+        groups[i], groups[-1 - i] = (
+            _pick(keep, a, b),
+            _across(_pick(keep, b, a), 2 * span - 1),
+        )
+    while span > 1:
+        span //= 2
+        first = (_sublane() & span) == 0
+        others = [_across(g, span) for g in groups]
+        groups = [
+            _pick(_before(g, other) == first, g, other)
+            for g, other in zip(groups, others, strict=True)
+        ]
+    return _cleaned(groups)
 
 
 def first_of_columns(groups: Sequence[Group], k: int) -> list[Group]:

@@ -9,9 +9,11 @@ the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -27,7 +29,9 @@ from jaxtile.pallas_lowering.tpu._columns import (
     sort_columns,
 )
 from jaxtile.pallas_lowering.tpu._refuse import MOST_BYTES
-from jaxtile.primitives._order import ranks_of
+from jaxtile.pallas_lowering.tpu._ties import LONGEST as TIED
+from jaxtile.pallas_lowering.tpu._ties import ties_of, values_of_ties
+from jaxtile.primitives._order import keys_of_ranks, ranks_of, values_of
 from jaxtile.primitives.sort import sort_p, wanted
 from jaxtile.primitives.topk import topk_p
 
@@ -35,6 +39,8 @@ _WORDS = ("float32", "int32", "uint32")
 _LEAST = (SUBLANES, LANES)
 # Columns are written out: what the compiler takes in a few seconds.
 _LONGEST_COLUMN, _MOST_FIRST, _MOST_STEPS = 256, 16, 1024
+# Registers of each plane of a tile: all planes of two are alive at once, or one alone.
+_REGISTERS = 16
 # Fewer rows leave most of a transposed register empty.
 _FEWEST_ROWS = 64
 
@@ -109,56 +115,116 @@ def _pad(v: Any, axis: int, n: int, fill: Any) -> Any:
     return lax.concatenate([v, jnp.full(shape, fill, v.dtype)], axis)
 
 
-def _run_of_columns(shape, axis, n, k) -> Callable | None:
-    """How columns of n rows give their first k in order, where they fit."""
-    if len(shape) != 2 or (axis == 1 and shape[0] < _FEWEST_ROWS):
-        return None
-    if k <= _MOST_FIRST and k * n // SUBLANES <= _MOST_STEPS and k < shape[axis]:
-        return lambda groups: [
-            tuple(v[:1] for v in group) for group in first_of_columns(groups, k)
-        ]
-    return sort_columns if n <= _LONGEST_COLUMN else None
+def _ranks(x, place, order, length):
+    rank = ranks_of(x, order)
+    return jnp.where(place < length, rank, LAST)
 
 
-def _column_tile(values, axis, order, length, run, k) -> list:
-    """The first k of a tile's fibres: values, source indices, and the rest."""
+def _first_tile(values, axis, order, length, k) -> list:
+    """The first k of 128 fibres by insertion: values, source indices, and the rest."""
     columns = [v.T if axis else v for v in values]
     place = lax.broadcasted_iota(jnp.int32, columns[0].shape, 0)
-    rank = ranks_of(columns[0], order)
-    if length < place.shape[0]:
-        rank = jnp.where(place < length, rank, LAST)
-    planes = [rank, place, *columns]
+    planes = [_ranks(columns[0], place, order, length), place, *columns]
     groups = [
         tuple(v[i : i + SUBLANES] for v in planes)
         for i in range(0, place.shape[0], SUBLANES)
     ]
-    found = zip(*run(groups), strict=True)
-    _, index, first, *rest = (lax.concatenate(list(v), 0)[:k] for v in found)
+    found = [tuple(v[:1] for v in group) for group in first_of_columns(groups, k)]
+    _, index, first, *rest = (
+        lax.concatenate(list(v), 0) for v in zip(*found, strict=True)
+    )
     return [v.T if axis else v for v in (first, index, *rest)]
 
 
-def _by_columns(values: Sequence, axis: int, tile: Callable, k: int) -> list:
-    """What `tile` makes of every 128 fibres: two tiles written out, or more in a loop.
+def _sorted_tile(values, axis, order, length, k, rows, alone) -> list:
+    """The first k of every fibre: values, source indices and the rest, or values alone.
 
-    Args:
-        values: of one shape (rows, columns), the fibres a multiple of 128.
-        axis: the sorted one.
-        tile: from 128 fibres of each of the values to the first k of each result.
-        k: the extent of the results.
+    The columns of 128 fibres, of `rows` rows each, stand one under the other in memory. A
+    register takes rows as far apart as there are registers, so that most partners are two
+    registers, and what is sorted goes back in its order.
     """
     width = values[0].shape[1 - axis]
-    starts = range(0, width, LANES)
+    height = width // LANES * rows
+    count, chunks = height // SUBLANES, rows * SUBLANES // height
+    at = [pl.ds(r, SUBLANES, stride=height // SUBLANES) for r in range(count)]
+
+    def body(*memory):
+        for ref, v in zip(memory, values, strict=False):
+            for t in range(width // LANES):
+                fibres = lax.slice_in_dim(v, t * LANES, (t + 1) * LANES, axis=1 - axis)
+                column = fibres.T[:rows] if axis else _pad(fibres, 0, rows, 0)
+                ref[t * rows : (t + 1) * rows, :] = column
+        sublane = lax.broadcasted_iota(jnp.int32, (SUBLANES, LANES), 0)
+        places = [(sublane & (chunks - 1)) * count + r for r in range(count)]
+        leaves = [[ref[rows_of, :] for ref in memory[: len(values)]] for rows_of in at]
+        rank = [
+            _ranks(v[0], place, order, length)
+            for v, place in zip(leaves, places, strict=True)
+        ]
+        found = _sorted_groups(rank, places, leaves, order, chunks, alone)
+        for rows_of, group in zip(at, found, strict=True):
+            for ref, v in zip(memory, group, strict=True):
+                ref[rows_of, :] = v
+        return [_fibres(ref, axis, rows, k) for ref in memory]
+
+    dtypes = [v.dtype for v in values]
+    if not alone:
+        dtypes.append(jnp.dtype(jnp.int32))
+    first, *rest = pl.run_scoped(
+        body, *(pltpu.VMEM((height, LANES), d) for d in dtypes)
+    )
+    return [first, *rest[-1:], *rest[:-1]]
+
+
+def _sorted_groups(rank, places, leaves, order, chunks, alone) -> list:
+    """Registers in order: of every leaf, and last of source indices; or of values."""
+    if not alone:
+        groups = [(r, p, *v) for r, p, v in zip(rank, places, leaves, strict=True)]
+        return [(*v, p) for _, p, *v in sort_columns(groups, chunks)]
+    dtype = leaves[0][0].dtype
+    found = [v for (v,) in sort_columns([(r,) for r in rank], chunks)]
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return [(values_of(keys_of_ranks(r), order, dtype),) for r in found]
+    ties = [
+        (ties_of(v, r, p, order),)
+        for (v,), r, p in zip(leaves, rank, places, strict=True)
+    ]
+    pairs = zip(found, sort_columns(ties, chunks), strict=True)
+    return [(values_of_ties(r, tie, order, dtype),) for r, (tie,) in pairs]
+
+
+def _fibres(ref, axis, rows, k):
+    """The first k of each column in memory, as fibres again."""
+    tiles = [ref[i : i + rows, :] for i in range(0, ref.shape[0], rows)]
+    if axis:
+        tiles = [_pad(v, 0, max(rows, LANES), 0).T[:, :k] for v in tiles]
+    return lax.concatenate(
+        [lax.slice_in_dim(v, 0, k, axis=axis) for v in tiles], 1 - axis
+    )
+
+
+def _by_columns(values, axis, tile, width, out) -> list:
+    """What `tile` makes of every `width` fibres: two tiles written out, or a loop.
+
+    Args:
+        values: of one shape (rows, columns), the fibres a multiple of `width`.
+        axis: the sorted one.
+        tile: from `width` fibres of each of the values to those of each result.
+        width: the fibres of a tile.
+        out: the shapes and dtypes of the results.
+    """
+    starts = range(0, values[0].shape[1 - axis], width)
     if len(starts) <= 2:
 
         def cut(v, i):
-            return lax.slice_in_dim(v, i, i + LANES, axis=1 - axis)
+            return lax.slice_in_dim(v, i, i + width, axis=1 - axis)
 
         parts = [tile([cut(v, i) for v in values]) for i in starts]
         return [lax.concatenate(list(v), 1 - axis) for v in zip(*parts, strict=True)]
 
     def body(*refs):
         def at(ref, t):
-            fibres = pl.ds(t * LANES, LANES)
+            fibres = pl.ds(t * width, width)
             return ref.at[fibres, :] if axis else ref.at[:, fibres]
 
         def step(t, carry):
@@ -172,41 +238,60 @@ def _by_columns(values: Sequence, axis: int, tile: Callable, k: int) -> list:
         lax.fori_loop(0, len(starts), step, 0)
         return [ref[...] for ref in refs[len(values) :]]
 
-    shape = (width, k) if axis else (k, width)
-    first, *rest = (v.dtype for v in values)
-    memory = [pltpu.VMEM(v.shape, v.dtype) for v in values]
-    memory += [pltpu.VMEM(shape, d) for d in (first, jnp.int32, *rest)]
+    memory = [pltpu.VMEM(v.shape, v.dtype) for v in (*values, *out)]
     return pl.run_scoped(body, *memory)
 
 
-def _ordered(values, axis, order, k) -> list:
+def _tiling(shape, axis, order, k, alone) -> tuple[Callable, int] | None:
+    """How tiles of columns are ordered, and of how many fibres, where columns fit."""
+    if len(shape) != 2 or (axis == 1 and shape[0] < _FEWEST_ROWS):
+        return None
+    n, length = _padded(shape, axis), shape[axis]
+    fixed: Any = dict(axis=axis, order=order, length=length, k=k)
+    if k <= _MOST_FIRST and k * n // SUBLANES <= _MOST_STEPS and k < length:
+        return partial(_first_tile, **fixed), LANES
+    rows = max(1 << (length - 1).bit_length(), 2 * SUBLANES)
+    if rows > _LONGEST_COLUMN:
+        return None
+    most = _REGISTERS * (1 + alone) * SUBLANES // rows
+    needed = 1 << (pl.cdiv(shape[1 - axis], LANES) - 1).bit_length()
+    tiles = max(min(SUBLANES, most, needed), 1)
+    return partial(_sorted_tile, rows=rows, alone=alone, **fixed), tiles * LANES
+
+
+def _ordered(values, axis, order, k, alone=False) -> list:
+    """Values, source indices and payload in order, or one leaf alone."""
     shape = values[0].shape
     if len(shape) == 1:
         rows = [v.reshape(1, *shape) for v in values]
         return [v.reshape(k) for v in _ordered(rows, 1, order, k)]
     n = _padded(shape, axis)
     padded = [_pad(v, axis, n, 0) for v in values]
-    run = _run_of_columns(shape, axis, n, k)
-    if run is None:
+    tiling = _tiling(shape, axis, order, k, alone)
+    if tiling is None:
         rank = _pad(ranks_of(values[0], order), axis, n, LAST)
         place = lax.broadcasted_iota(jnp.int32, rank.shape, axis)
         planes = _network([rank, place, *padded], axis)
         planes = [lax.slice_in_dim(v, 0, k, axis=axis) for v in planes]
         return [planes[2], planes[1], *planes[3:]]
+    tile, step = tiling
     width = shape[1 - axis]
-    padded = [_pad(v, 1 - axis, width + -width % LANES, 0) for v in padded]
-
-    def tile(columns):
-        return _column_tile(columns, axis, order, shape[axis], run, k)
-
-    found = _by_columns(padded, axis, tile, k)
+    whole = width + -width % step
+    padded = [_pad(v, 1 - axis, whole, 0) for v in padded]
+    dtypes = [v.dtype for v in values]
+    dtypes[1:1] = [] if alone else [jnp.dtype(jnp.int32)]
+    out = [jax.ShapeDtypeStruct((whole, k) if axis else (k, whole), d) for d in dtypes]
+    found = _by_columns(padded, axis, tile, step, out)
     return [lax.slice_in_dim(v, 0, width, axis=1 - axis) for v in found]
 
 
 @BACKEND.traces(sort_p, _refuse)
 def sort_block(*operands, axis, order, indices, values):
     """The rule of sort: plain jax to trace."""
-    found = _ordered(operands, axis, order, operands[0].shape[axis])
+    x, *payload = operands
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    alone = not (indices or payload or (floating and x.shape[axis] > TIED))
+    found = _ordered(operands, axis, order, x.shape[axis], alone)
     return wanted(found, indices, values)
 
 

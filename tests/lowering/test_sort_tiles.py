@@ -99,10 +99,29 @@ def test_refusals(backend, op, shape, k, sentence):
     assert sentence in answer.reason
 
 
+class _Memory:
+    """A plain array for what a kernel keeps in vector memory, op by op."""
+
+    def __init__(self, shape, dtype):
+        self.array, self.shape = np.zeros(shape, dtype), shape
+
+    def __getitem__(self, at):
+        return jnp.asarray(self.array[tuple(map(self._slice, at))])
+
+    def __setitem__(self, at, value):
+        self.array[tuple(map(self._slice, at))] = value
+
+    def _slice(self, part):
+        if isinstance(part, slice):
+            return part
+        return slice(part.start, part.start + part.size * part.stride, part.stride)
+
+
 @pytest.fixture
-def rolls(monkeypatch):
-    """The rolls of a TPU, which has them in kernels alone, op by op."""
-    monkeypatch.setattr(tpu_sort.pltpu, "roll", jnp.roll)
+def memory(monkeypatch):
+    """Vector memory, which a TPU has in kernels alone, in the place of scratch."""
+    monkeypatch.setattr(tpu_sort.pltpu, "VMEM", _Memory)
+    monkeypatch.setattr(tpu_sort.pl, "run_scoped", lambda body, *refs: body(*refs))
 
 
 def _sorts(run, shape, dtype, axis):
@@ -127,10 +146,40 @@ def test_tpu_sorts_along_lanes(shape, dtype):
     ("shape", "axis"), [((70, 9), 1), ((200, 129), 1), ((9, 70), 0)]
 )
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint32"])
-@pytest.mark.usefixtures("rolls")
+@pytest.mark.usefixtures("memory")
 def test_tpu_sorts_columns(shape, axis, dtype):
     run = lambda call, x: through(TPU, call, x, jit=False)  # noqa: E731
     _sorts(run, shape, dtype, axis)
+
+
+def _sorts_alone(x, axis, **rules):
+    [got] = through(TPU, lambda x: jt.sort(x, axis, **rules), x, jit=False)
+    want = order.argsort(x, axis, **rules)
+    order.same(got, np.take_along_axis(x, want, axis))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((130, 70), 1), ((300, 9), 1), ((20, 600), 0), ((16, 1), 0)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint32"])
+@pytest.mark.usefixtures("memory")
+def test_tpu_sorts_values_alone(shape, axis, dtype):
+    x = order.anything(rng_of(shape, dtype), shape, dtype)
+    _sorts_alone(x, axis, descending=axis == 0)
+
+
+@pytest.mark.parametrize("nan", order.NANS)
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.usefixtures("memory")
+def test_tpu_keeps_the_bits_of_values_alone(nan, descending):
+    rng = rng_of(nan, descending)
+    x = order.anything(rng, (70, 128), "float32")
+    nans = rng.integers(0x7F800001, 0x80000000, x.shape, "uint32")
+    nans |= rng.integers(0, 2, x.shape, "uint32") << 31
+    x = np.where(rng.random(x.shape) < 1 / 4, nans.view("float32"), x)
+    x[0], x[1], x[2] = nans[0].view("float32"), -0.0, 0.0
+    x[2, ::3] = -0.0
+    _sorts_alone(x, 1, descending=descending, nan=nan)
 
 
 def test_tpu_sorts_many_tiles_in_a_loop():
@@ -148,7 +197,7 @@ def test_tpu_sorts_many_tiles_in_a_loop():
         ((24, 5), 0, 17),  # above what is inserted
     ],
 )
-@pytest.mark.usefixtures("rolls")
+@pytest.mark.usefixtures("memory")
 def test_tpu_takes_the_first(shape, axis, k):
     x = order.anything(rng_of(shape, k), shape, "float32")
     call = lambda x: jt.topk(x, axis, k)  # noqa: E731
