@@ -1,9 +1,9 @@
 """Sorting and selecting in columns of registers, one column a lane.
 
-A tile is a list of groups of 8 rows, each a plane of (8, 128), compared register with
-register and moved nowhere while its rows are those that the list is to order: `sort_columns`
-asks for rows far apart in a group. Each row of a tile is a tuple of planes: ranks, source
-indices, and what is carried along; or ranks alone, where equal ones are the same.
+A tile is a list of groups of 8 rows, each a plane of (8, 128). Rows in the same sublane of
+two groups are compared register with register and move nowhere; between sublanes a group
+is permuted first, so `sort_columns` has few of those steps. Each row is a tuple: ranks,
+source indices and what is carried along, or ranks alone, where equal ones are the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def _sublane() -> jax.Array:
 def _across(group: Group, bits: int) -> Group:
     """What stands at the sublane that differs in these bits."""
     other = _sublane() ^ bits
-    mode = "promise_in_bounds"  # the others are refused, or compared with the extent
+    # By default indices would be wrapped and compared first.
+    mode = "promise_in_bounds"
     return tuple(jnp.take_along_axis(v, other, 0, mode=mode) for v in group)
 
 
@@ -68,8 +69,8 @@ def _odd_even(n: int) -> list[tuple[int, int]]:
 def sort_columns(groups: Sequence[Group], count: int) -> list[Group]:
     """Every column in order.
 
-    A column has `count` neighbouring sublanes: its rows, before and after, are those of
-    the first sublane in all groups, then those of the next.
+    A column has `count` neighbouring sublanes: its rows are those of the first of them in
+    all groups, then those of the next.
 
     Args:
         groups: 2 or more, a power of two.

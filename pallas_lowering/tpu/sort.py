@@ -146,7 +146,7 @@ def _sorted_tile(values, axis, order, length, k, rows, alone) -> list:
     width = values[0].shape[1 - axis]
     height = width // LANES * rows
     count, chunks = height // SUBLANES, rows * SUBLANES // height
-    at = [pl.ds(r, SUBLANES, stride=height // SUBLANES) for r in range(count)]
+    at = [pl.ds(r, SUBLANES, stride=count) for r in range(count)]
 
     def body(*memory):
         for ref, v in zip(memory, values, strict=False):

@@ -233,3 +233,18 @@ def test_libtpu_compiles_the_network(chip, shape, axis, k):
     out = targets.spec([k if d == axis else n for d, n in enumerate(shape)])
     body = _body(lambda x: jt.topk(x, axis, k))
     targets.compile_for_tpu(body, [out, targets.spec(out.shape, "int32")], x, chip=chip)
+
+
+@targets.needs_libtpu
+@pytest.mark.parametrize(
+    ("chip", "shape", "axis", "dtype"),
+    [
+        ("v5e", (300, 100), 1, "float32"),
+        ("v6e", (9, 300), 0, "float32"),
+        ("tpu7x", (64, 128), 1, "uint32"),
+        ("v5e", (1000, 20), 1, "float32"),  # tiles in a loop
+    ],
+)
+def test_libtpu_compiles_values_alone(chip, shape, axis, dtype):
+    x = targets.spec(shape, dtype)
+    targets.compile_for_tpu(_body(lambda x: jt.sort(x, axis)), x, x, chip=chip)
