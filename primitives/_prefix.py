@@ -122,12 +122,13 @@ def _line(spec: Spec, block, mask, state, valid):
     return wide, known
 
 
-def _neutral_line(spec: Spec, lines, neutral):
+def _neutral_line(spec: Spec, lines, exclusive: bool):
     """As `_line`, of terms that are neutral before their place: an op less for each."""
+    (neutral,) = spec.identity(())
     column = lax.broadcasted_iota(np.int32, lines.shape, lines.ndim - 1)
     terms = [
-        jnp.where(column >= j, lines[..., j : j + 1], neutral)
-        for j in range(lines.shape[-1])
+        jnp.where(column >= j + exclusive, lines[..., j : j + 1], neutral)
+        for j in range(lines.shape[-1] - exclusive)
     ]
     return functools.reduce(lambda a, b: spec.merge([a], [b])[0], terms)
 
@@ -171,48 +172,47 @@ def by_lines(spec: Spec, elements, axis, init, mask, before=None) -> list:
 
 
 def _line_totals(spec: Spec, lines):
-    """The chain over a short last axis as strided reads that XLA vectorises.
+    """The total of a short last axis as strided reads that XLA vectorises.
 
     lax.reduce over so few columns goes to a library call on the CPU at half the speed.
+    Neighbours merge pairwise: a chain of eight waits for each of its steps.
     """
     columns = [lines[..., j] for j in range(lines.shape[-1])]
-    return functools.reduce(lambda a, b: spec.merge([a], [b])[0], columns)
+    while len(columns) > 1:
+        even = len(columns) // 2 * 2
+        pairs = zip(columns[:even:2], columns[1:even:2], strict=True)
+        columns = [spec.merge([a], [b])[0] for a, b in pairs] + columns[even:]
+    return columns[0]
 
 
-def in_lines(spec: Spec, elements, axis, joined=False) -> list:
+def _by_levels(spec: Spec, x, exclusive: bool):
+    """Prefixes along the last axis: a chain in each line, after all lines before it.
+
+    The barriers keep apart passes that XLA would fuse, computing the totals anew for
+    every element; the last one also keeps a line as the inner loop, whose comparisons
+    are constants then.
+    """
+    n, axis = x.shape[-1], x.ndim - 1
+    if n <= _VECTOR:
+        return _neutral_line(spec, x, exclusive)
+    # The padding is in the totals, so it must be neutral to the bit.
+    (neutral,) = spec.identity(())
+    (lines,) = _fold.split([x], axis, -(-n // _VECTOR), neutral)
+    totals = lax.optimization_barrier(_line_totals(spec, lines))
+    before = lax.optimization_barrier(_by_levels(spec, totals, True))
+    before = jnp.broadcast_to(before[..., None], lines.shape)
+    out = spec.merge([before], [_neutral_line(spec, lines, exclusive)])[0]
+    flat = lax.optimization_barrier(out).reshape(*x.shape[:-1], -1)
+    return lax.slice_in_dim(flat, 0, n, axis=axis)
+
+
+def in_lines(spec: Spec, elements) -> list:
     """Any grouping along the last axis, without a loop over the data.
 
-    The chain within each line of columns, after the prefix of the lines before it. Both
-    passes over the data are single fusions, which XLA runs on every core; a loop it runs
-    on one. The loop over the lines' totals keeps the two passes apart. `joined` says that
-    the axis before it holds consecutive chunks of one long axis.
+    Every pass is a single fusion, which XLA runs on every core; a loop it runs on one.
     """
-    shape = elements[0].shape
-    n = shape[axis]
-    # The padding is in the totals, so it must be neutral to the bit.
-    neutral = spec.reducer.identity(jnp.zeros((), elements[0].dtype))
-    parts = _fold.split(elements, axis, -(-n // _VECTOR), neutral)
-    (lifted,) = spec.lift(parts, elementwise)
-    totals = _line_totals(spec, lifted)
-    fibre = totals.shape[:-1]
-    columns = jnp.moveaxis(totals, axis, 0)
-
-    def body(i, carry):
-        state, out = carry
-        out = lax.dynamic_update_index_in_dim(out, state, i, 0)
-        total = lax.dynamic_index_in_dim(columns, i, 0, keepdims=False)
-        return spec.merge([state], [total])[0], out
-
-    (first,) = spec.identity(fibre)
-    carry = (first, jnp.zeros_like(columns))
-    whole, before = lax.fori_loop(0, columns.shape[0], body, carry)
-    if joined:
-        (ahead,), _ = _exclusive_totals(spec, [whole], None, None, axis - 1, True)
-        before = spec.merge([jnp.broadcast_to(ahead, before.shape)], [before])[0]
-    before = jnp.moveaxis(before, 0, axis)[..., None]
-    outs = _shown(spec, ([before], None), [_neutral_line(spec, lifted, neutral)], None)
-    flat = [v.reshape(*shape[:axis], -1) for v in outs]
-    return [lax.slice_in_dim(v, 0, n, axis=axis) for v in flat]
+    (x,) = spec.lift(elements, elementwise)
+    return [_by_levels(spec, x, False)]
 
 
 def _suits_lines(spec: Spec, shape, axis, init, mask) -> bool:
@@ -241,21 +241,17 @@ def chain(spec: Spec, elements, axis, init, mask, platform, before=None) -> list
 def chunked(spec: Spec, elements, axis, init, mask, platform) -> list:
     """Any grouping in source order: totals of chunks first, then chains side by side."""
     shape = elements[0].shape
+    if platform == "cpu" and _suits_lines(spec, shape, axis, init, mask):
+        return in_lines(spec, elements)
     chunks = _fold.chunk_count(shape, axis)
-    lines = platform == "cpu" and _suits_lines(spec, shape, axis, init, mask)
-    if lines and chunks == 1:
-        return in_lines(spec, elements, axis)
     if chunks == 1:
         return chain(spec, elements, axis, init, mask, platform)
     parts = _fold.split([*elements, *(() if mask is None else (mask,))], axis, chunks)
     m = parts.pop() if mask is not None else None
-    if lines:
-        outs = in_lines(spec, parts, axis + 1, joined=True)
-    else:
-        totals, valid = _fold.fold(spec, parts, axis + 1, None, m)
-        valid = None if mask is None else valid  # only the padding lacks elements
-        begin = _exclusive_totals(spec, totals, valid, init, axis, mask is None)
-        outs = chain(spec, parts, axis + 1, None, m, platform, begin)
+    totals, valid = _fold.fold(spec, parts, axis + 1, None, m)
+    valid = None if mask is None else valid  # only the padding lacks elements
+    begin = _exclusive_totals(spec, totals, valid, init, axis, mask is None)
+    outs = chain(spec, parts, axis + 1, None, m, platform, begin)
     n = parts[0].shape[axis] * parts[0].shape[axis + 1]
     merged = [v.reshape(*v.shape[:axis], n, *v.shape[axis + 2 :]) for v in outs]
     return [lax.slice_in_dim(v, 0, shape[axis], axis=axis) for v in merged]
