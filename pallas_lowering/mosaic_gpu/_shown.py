@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
 
 from jaxtile.pallas_lowering.mosaic_gpu import _thread as th
 from jaxtile.pallas_lowering.mosaic_gpu._launch import Program
@@ -57,6 +58,23 @@ class Shown:
         buffers = program.outputs[: len(columns[0])]
         for buffer, values in zip(buffers, zip(*columns, strict=True), strict=True):
             buffer.store(values, offset)
+
+    def place(self, program: Program, base, fibre, position, pairs: Sequence) -> None:
+        """Store one place of neighbouring fibres.
+
+        Args:
+            program: the arrays.
+            base, fibre: the offset of the first fibre's first place, and its number.
+            position: of the place, in the scan's order.
+            pairs: of each fibre the prefixes before and after it.
+        """
+        n, inner = self.shape[1:]
+        source = arith.subi(th.i64(n - 1), position) if self.flipped else position
+        offset = arith.addi(base, arith.muli(source, th.i64(inner)))
+        self.store(program, offset, [self.values(position, *pair) for pair in pairs])
+        for j, (_, after) in enumerate(pairs):
+            mine = arith.addi(fibre, th.i64(j))
+            self.store_final(program, mine, position, after)
 
     def store_final(self, program: Program, fibre, position, after: State) -> None:
         """The raw state, in the thread that shows the last place."""

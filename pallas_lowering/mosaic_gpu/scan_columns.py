@@ -75,19 +75,10 @@ class Walk:
 
     def _show(self, local, pairs, guarded):
         """Store one place of every fibre."""
-        shown, inner = self.shown, self.shown.shape[2]
         position = arith.addi(self.start, local)
-        source = position
-        if shown.flipped:
-            source = arith.subi(th.i64(self.n - 1), position)
-        columns = [shown.values(position, *pair) for pair in pairs]
-        offset = arith.addi(self.base, arith.muli(source, th.i64(inner)))
 
         def store():
-            shown.store(self.program, offset, columns)
-            for j, (_, after) in enumerate(pairs):
-                fibre = arith.addi(self.fibre, th.i64(j))
-                shown.store_final(self.program, fibre, position, after)
+            self.shown.place(self.program, self.base, self.fibre, position, pairs)
 
         if not guarded:
             store()

@@ -41,8 +41,10 @@ def stripes(fibres: Fibres, seed: Seed, shown: Shown, plan: _plan.Columns):
         fibre = arith.addi(arith.muli(o, th.i64(inner)), i)
         before = Before(fibres, seed, program.inputs[spread:])
         zero = th.i64(0)
-        numbers = [arith.addi(fibre, th.i64(j)) for j in range(v)]
-        firsts = [before.first(k, zero, zero, inner) for k in numbers]
+        firsts = [
+            before.first(arith.addi(fibre, th.i64(j)), zero, zero, inner)
+            for j in range(v)
+        ]
         limit = th.i64(n) if ragged else None
         source = Block(reader, plan, zero, base, limit)
 
@@ -70,7 +72,7 @@ def stripes(fibres: Fibres, seed: Seed, shown: Shown, plan: _plan.Columns):
                 if limit is not None:
                     there = arith.andi(inside, th.less(place, limit))
                 with th.when(there):
-                    _show(program, shown, base, numbers, place, pairs)
+                    shown.place(program, base, fibre, place, pairs)
             return out
 
         carry = [value for s in firsts for value in algebra.pack(s)]
@@ -122,13 +124,3 @@ def _exchange(program: Program, algebra: Algebra, warp, lane, turn, states) -> l
         parts = [read[k * size : (k + 1) * size] for k in range(len(states))]
         found.append([algebra.unpack(p, s) for p, s in zip(parts, states, strict=True)])
     return found
-
-
-def _show(program, shown: Shown, base, numbers, position, pairs) -> None:
-    """Store one place of every fibre."""
-    n, inner = shown.shape[1:]
-    source = arith.subi(th.i64(n - 1), position) if shown.flipped else position
-    offset = arith.addi(base, arith.muli(source, th.i64(inner)))
-    shown.store(program, offset, [shown.values(position, *pair) for pair in pairs])
-    for number, (_, after) in zip(numbers, pairs, strict=True):
-        shown.store_final(program, number, position, after)
