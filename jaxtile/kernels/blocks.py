@@ -64,14 +64,14 @@ class Blocks(direct.Loops):
     def load(self, ref: TileRef) -> Any:
         key = key_of(ref.view.role, ref.view.place, ref.parts, self._parallel)
         if key[2] == SCALARS:
-            starts = tuple(jnp.clip(p.start, 0, p.extent - 1) for p in ref.parts)
-            value = self._refs[key][starts or (0,)]
+            starts = [jnp.clip(p.start, 0, p.extent - 1) for p in ref.parts]
+            value = self._refs[key][tuple(_of_scalars(starts, 0))]
         else:
             value = self._refs[key][self._where(ref, key)]
         mask = direct.mask_of(ref.parts)
         if mask is None:
             return value
-        return jnp.where(mask, value, jnp.full(mask.shape, plain.fill_of(ref)))
+        return _where(mask, value, plain.fill_of(ref))
 
     def store(self, ref: TileRef, value: Any) -> None:
         key = key_of(ref.view.role, ref.view.place, ref.parts, self._parallel)
@@ -126,17 +126,40 @@ def key_of(
 SCALARS = (Cut(-1, 0),)
 
 
-def _set_apart(cuts: Sequence[Cut]) -> bool:
-    """Whether the last axis has the tiles of 8 by 128 alone.
+def _of_scalars(each: Sequence, one: Any) -> list:
+    """What is said of each axis of an array in scalar memory, which has two at least.
 
-    Of the axis before it a nest chooses single coordinates, which no load of tiles does: an
-    axis of one comes between.
+    Under vmap an axis comes before them, of which each instance has a block: of the last
+    two it has to have all.
     """
+    return [one] * (2 - len(each)) + list(each)
+
+
+def _where(mask: Any, value: Any, fill: Any) -> Any:
+    """jnp.where(mask, value, fill)."""
+    # Mosaic's masks of less than 32 bits need 4 rows: "Not implemented: Sublane broadcast".
+    narrow = value.dtype.itemsize < 4 and value.dtype != jnp.bool
+    if not narrow or mask.shape[-2:-1] >= (4,):
+        return jnp.where(mask, value, jnp.full(mask.shape, fill))
+    wide = jnp.float32 if jnp.issubdtype(value.dtype, jnp.floating) else jnp.int32
+    fill = jnp.full(mask.shape, fill, wide)
+    return jnp.where(mask, value.astype(wide), fill).astype(value.dtype)
+
+
+def _set_apart(cuts: Sequence[Cut]) -> bool:
+    """Whether the last axis has the tiles of 8 by 128 alone: an axis of one comes before it.
+
+    Of the axis before it a nest chooses single coordinates, which no load of tiles does; or
+    there is none, and blocks of a vector would have to be whole tiles of its own, which are
+    larger for narrower dtypes.
+    """
+    if len(cuts) == 1:
+        return cuts != SCALARS
     return len(cuts) > 1 and cuts[-2].point
 
 
 def _apart(key: Key, each: Sequence, one: Any) -> tuple:
-    """What is said of each axis, with `one` of the axis that comes between."""
+    """What is said of each axis, with `one` of the axis of one."""
     return (*each[:-1], one, each[-1]) if _set_apart(key[2]) else tuple(each)
 
 
@@ -155,7 +178,7 @@ def _spec(key: Key) -> pl.BlockSpec:
 def _padded(key: Key, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of an array whose walked axes hold whole blocks."""
     if key[2] == SCALARS:
-        return tuple(shape) or (1,)
+        return tuple(_of_scalars(shape, 1))
     pairs = zip(key[2], shape, strict=True)
     return tuple(max(n, c.size or 1) if c.axis < 0 else n for c, n in pairs)
 
@@ -166,7 +189,7 @@ def _require_tiles(key: Key, shape: Sequence[int]) -> None:
         return
     least = [1] * max(len(shape) - 2, 0) + [8, 128][-len(shape) :]
     if _set_apart(key[2]):
-        least[-2] = 1
+        least = [*[1] * (len(shape) - 1), 128]
     for (axis, size, _), n, unit in zip(key[2], shape, least, strict=True):
         if axis >= 0 and n > 1 and (size or 1) % unit and size != n:
             raise UnsupportedOnBackend(
@@ -182,10 +205,10 @@ def _require_tiles(key: Key, shape: Sequence[int]) -> None:
 
 def _brought(key: Key, array: Any) -> Any:
     """An operand as its blocks are cut from it."""
-    if array.ndim == 0:
-        array = array.reshape(1)
-    _require_tiles(key, array.shape)
     shape = _padded(key, array.shape)
+    if key[2] == SCALARS:
+        return array.reshape(shape)
+    _require_tiles(key, array.shape)
     pads = [(0, m - n) for m, n in zip(shape, array.shape, strict=True)]
     array = jnp.pad(array, pads) if any(high for _, high in pads) else array
     return array.reshape(_apart(key, shape, 1))

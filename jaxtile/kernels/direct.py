@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxtile import _edges
+from jaxtile import _edges, backends
 from jaxtile._domain import as_state, bare
 from jaxtile._jax_private import align_varying
 from jaxtile.errors import UnsupportedOnBackend, message
@@ -284,9 +284,11 @@ def differentiable(fast: Callable, again: Callable) -> Callable:
     kernel = jax.custom_jvp(fast)
 
     def tangent(primals, tangents):
-        tangents_out = jax.jvp(again, primals, tangents)[1]
-        varying = align_varying([*tangents_out, *primals])[: len(tangents_out)]
-        return kernel(*primals), varying
+        # jit calls this after the kernel's own block, in whatever block is around it.
+        with backends.use_implementation(None):
+            tangents_out = jax.jvp(again, primals, tangents)[1]
+            found = kernel(*primals)
+        return found, align_varying([*tangents_out, *primals])[: len(tangents_out)]
 
     kernel.defjvp(tangent)
     return kernel
